@@ -5,16 +5,17 @@ from __future__ import annotations
 import copy
 import importlib.util
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel
 
-from forerun.errors import InvalidArgument
+from forerun.errors import ForerunError, InvalidArgument
 from forerun.kernels.scaled import ScaledWeight
 from forerun.loading import compressed, save_rounded
 from forerun.loading.load import LoadRequest
@@ -118,7 +119,8 @@ def test_scales_wider_than_the_model_stay_so(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("change", [
     {"format": "marlin-24"}, {"kv_cache_scheme": {"num_bits": 8}}, {"quant_method": "gptq"},
-    {"config_groups": {}},
+    {"config_groups": {}}, {"transform_config": {"config_groups": {"v": {"type": "hadamard"}}}},
+    {"sparsity_config": {"format": "sparse-24-bitmask"}}, {"sparsity_config": {"targets": ["Linear"]}},
 ])  # fmt: skip
 def test_other_layouts_are_left_to_transformers(change: dict[str, Any]) -> None:
     config = LlamaConfig()
@@ -131,6 +133,7 @@ def test_other_layouts_are_left_to_transformers(change: dict[str, Any]) -> None:
 @pytest.mark.parametrize(("place", "key", "value"), [
     ("weights", "symmetric", False), ("weights", "num_bits", 3), ("weights", "actorder", "group"),
     ("input_activations", "dynamic", False), ("input_activations", "num_bits", 4),
+    ("weights", "block_structure", [128, 128]), ("input_activations", "scale_dtype", "torch.float8_e4m3fn"),
 ])  # fmt: skip
 def test_details_that_change_the_numbers_are_seen(place: str, key: str, value: Any) -> None:
     config = LlamaConfig()
@@ -138,6 +141,79 @@ def test_details_that_change_the_numbers_are_seen(place: str, key: str, value: A
     assert compressed.scheme_of(config) == SCHEMES["w8a8"]
     config.quantization_config["config_groups"]["group_0"][place][key] = value
     assert compressed.scheme_of(config) is None
+
+
+def test_what_says_nothing_of_the_numbers_is_passed_over() -> None:
+    """As llm-compressor writes it: fields that are empty, and how scales were found."""
+    config = LlamaConfig()
+    config.quantization_config = compressed._described(rounded("w8a8"), SCHEMES["w8a8"]) | {
+        "transform_config": {}, "version": "0.13.0", "global_compression_ratio": None,
+        "sparsity_config": {"format": "dense", "global_sparsity": 0.1, "targets": []},
+    }  # fmt: skip
+    group = config.quantization_config["config_groups"]["group_0"]
+    group["weights"] |= {"observer": "minmax", "observer_kwargs": {"a": 1}, "block_structure": None, "zp_dtype": "int8"}
+    assert compressed.scheme_of(config) == SCHEMES["w8a8"]
+
+
+@pytest.fixture(scope="module")
+def revisions(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Two folders of one configuration with other weights."""
+    new, old = (tmp_path_factory.mktemp(name) for name in ("new", "old"))
+    save_rounded(rounded("int8"), new)
+    model = copy.deepcopy(tiny_model("llama", intermediate_size=64))
+    with torch.no_grad():
+        for weight in model.model.layers.parameters():
+            weight.add_(torch.randn(weight.shape, generator=torch.Generator().manual_seed(1)))
+    round_weights(model, "int8", torch.device("cpu"), "tiny", False)
+    save_rounded(model, old)
+    assert not torch.equal(logits(loaded(new)), logits(loaded(old)))
+    return new, old
+
+
+def copied(folder: Path, place: Path) -> Path:
+    shutil.copytree(folder, place)
+    return place
+
+
+def test_other_files_beside_the_weights_are_not_read(revisions: tuple[Path, Path], tmp_path: Path) -> None:
+    new, old = revisions
+    folder = copied(new, tmp_path / "model")
+    shutil.copy(old / "model.safetensors", folder / "model_before.safetensors")
+    assert torch.equal(logits(loaded(folder)), logits(loaded(new)))
+
+
+def test_shards_that_the_index_does_not_name_are_not_read(revisions: tuple[Path, Path], tmp_path: Path) -> None:
+    """As a folder is that a later revision with fewer shards was fetched into."""
+    new, old = revisions
+    folder = copied(new, tmp_path / "model")
+    (folder / "model.safetensors").unlink()
+    for place, count in ((old, 3), (new, 2)):
+        tensors = load_file(place / "model.safetensors")
+        names = [f"model-{at + 1:05}-of-{count:05}.safetensors" for at in range(count)]
+        files = {name: names[at % count] for at, name in enumerate(sorted(tensors))}
+        for file in names:
+            part = {name: tensors[name] for name in tensors if files[name] == file}
+            save_file(part, folder / file, metadata={"format": "pt"})
+        (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": files}))
+    assert len(list(folder.glob("*.safetensors"))) == 5
+    assert torch.equal(logits(loaded(folder)), logits(loaded(new)))
+
+
+@pytest.mark.parametrize("elsewhere", ["renamed", "named by the configuration", "an adapter's"])
+def test_weights_that_lie_elsewhere_are_left_to_transformers(
+    elsewhere: str, revisions: tuple[Path, Path], tmp_path: Path
+) -> None:
+    """Which refuses them here, without the library."""
+    folder = copied(revisions[0], tmp_path / "model")
+    if elsewhere == "renamed":
+        (folder / "model.safetensors").rename(folder / "weights.safetensors")
+    elif elsewhere == "an adapter's":
+        (folder / "adapter_config.json").write_text('{"base_model_name_or_path": "some/model"}')
+    else:
+        says = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps(says | {"transformers_weights": "other.safetensors"}))
+    with pytest.raises(ForerunError):
+        loaded(folder)
 
 
 def test_bad_input(tmp_path: Path) -> None:

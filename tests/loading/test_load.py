@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 from transformers.utils import logging
 
 from forerun.errors import ForerunError, ForerunWarning, InvalidArgument, ModelNotFound, UnsupportedModel
-from forerun.loading import LoadedModel, embedded, load, load_model, load_speech_model, load_tokenizer
+from forerun.loading import LoadedModel, embedded, load, load_model, load_speech_model, load_tokenizer, sizes
 from forerun.loading.source import resolve
 from loading.gguf_writer import tiny_llama, write_llama
 from support.tiny import tiny_model
@@ -83,6 +83,21 @@ def test_a_configuration_that_asks_for_more_than_the_weights_is_refused(
     (tmp_path / "odd" / "config.json").write_text(json.dumps(config | change))
     with pytest.raises(UnsupportedModel, match=message):
         load_model(tmp_path / "odd", device="cpu")
+
+
+def test_other_files_of_the_folder_are_not_counted(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The weights are in pytorch_model.bin; an adapter's few numbers beside them refuse nothing."""
+    monkeypatch.setattr(sizes, "SMALL", 0)
+    shutil.copytree(folder, tmp_path / "model")
+    weights = tmp_path / "model/model.safetensors"
+    torch.save(load_file(weights), tmp_path / "model/pytorch_model.bin")
+    weights.unlink()
+    save_file({"x": torch.zeros(4)}, tmp_path / "model/adapter_model.safetensors", metadata={"format": "pt"})
+    ours, theirs = load_model(tmp_path / "model", device="cpu").model, load_model(folder, device="cpu").model
+    for mine, other in zip(ours.parameters(), theirs.parameters(), strict=True):
+        assert torch.equal(mine, other)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", torch.bfloat16])

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 pytest.importorskip("numba")
 
 from forerun.kernels.cpu.narrow import NarrowWeight
-from forerun.loading import load_model, piecewise, quantise
+from forerun.loading import load_model, piecewise, quantise, tensor_files
 from support.folders import VOCAB, save
 from support.tiny import tiny_model
 
@@ -157,8 +157,8 @@ def test_two_matrices_that_should_be_one_and_are_not(tmp_path: Path, monkeypatch
 
 def test_an_adapter_beside_the_weights_is_not_lost(tmp_path: Path) -> None:
     folder = saved(tmp_path)
-    (folder / piecewise.ADAPTER).write_text("{}")
+    (folder / tensor_files.ADAPTER).write_text("{}")
     sketch = tiny_model("llama", vocab=VOCAB, hidden_size=64, intermediate_size=128)
     assert piecewise.PiecewiseFolder.of(folder, sketch, torch.float32) is None
-    (folder / piecewise.ADAPTER).unlink()
+    (folder / tensor_files.ADAPTER).unlink()
     assert piecewise.PiecewiseFolder.of(folder, sketch, torch.float32) is not None

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 pytest.importorskip("numba")
 
@@ -60,6 +61,20 @@ def test_float32_files_and_a_refusal_of_kernels_give_plain_parameters(
     folder = saved(tmp_path / "half", torch.bfloat16)
     monkeypatch.setenv("FORERUN_KERNELS", "off")
     assert not narrow_names(load_model(folder, dtype=STORED, device="cpu").model)
+
+
+def test_only_the_files_that_are_read_say_how_weights_are_stored(tmp_path: Path) -> None:
+    """transformers reads pytorch_model.bin here; halves of another file must not round it."""
+    folder = saved(tmp_path, torch.float32)
+    plain = load_model(folder, device="cpu").model
+    torch.save(plain.state_dict(), folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+    halves = {name: tensor.half().clone() for name, tensor in plain.state_dict().items()}
+    save_file(halves, folder / "model.fp16.safetensors", metadata={"format": "pt"})
+    model = load_model(folder, dtype=STORED, device="cpu").model
+    assert not narrow_names(model)
+    for (name, mine), theirs in zip(model.named_parameters(), plain.parameters(), strict=True):
+        assert torch.equal(mine, theirs), name
 
 
 def test_saving_a_narrow_model_says_what_to_do(tmp_path: Path) -> None:

@@ -19,12 +19,25 @@ from torch import Tensor, nn
 
 from forerun.errors import InvalidArgument
 from forerun.kernels.scaled import ScaledWeight
-from forerun.loading.tensor_files import all_tensors, read_tensor
+from forerun.loading.tensor_files import model_tensors, read_tensor
 from forerun.math.scaled import FP8, GROUPS, INT4, INT8, W8A8, Scheme, packed, unpacked
 
 METHOD = "compressed-tensors"
 FORMATS = {"int8": "pack-quantized", "int4": "pack-quantized", "w8a8": "int-quantized", "fp8": "float-quantized"}
 KEYS = ("weight_packed", "weight_shape", "weight_scale")
+# What a configuration may say, by place. Anything else with a value may be a step of the model's arithmetic, such as
+# rotations around its products (`transform_config`).
+SAYS = frozenset({
+    "quant_method", "format", "quantization_status", "config_groups", "ignore", "kv_cache_scheme",
+    "global_compression_ratio", "version", "sparsity_config",
+})  # fmt: skip
+GROUP_SAYS = frozenset({"targets", "weights", "input_activations", "output_activations", "format"})
+ROUNDING_SAYS = frozenset({
+    "num_bits", "type", "symmetric", "dynamic", "strategy", "group_size", "actorder",
+    "observer", "observer_kwargs",  # how the scales were found
+    "zp_dtype",  # of zero points, which symmetric numbers have none of
+})  # fmt: skip
+DENSE = "dense"  # the format of `sparsity_config` in which nothing is left out
 
 
 def save_rounded(model: Any, folder: str | Path) -> None:
@@ -117,6 +130,11 @@ def scheme_of(config: Any) -> Scheme | None:
         return None
     group = groups[0]
     weights, rows = group.get("weights") or {}, group.get("input_activations")
+    said = ((says, SAYS), (group, GROUP_SAYS), (weights, ROUNDING_SAYS), (rows or {}, ROUNDING_SAYS))
+    if any(value for part, may_say in said for key, value in part.items() if key not in may_say):
+        return None
+    if (sparsity := says.get("sparsity_config")) and sparsity.get("format") != DENSE:
+        return None
     is_plain = not (weights.get("dynamic") or weights.get("actorder") or group.get("output_activations"))
     if list(group.get("targets") or ()) != ["Linear"] or not weights.get("symmetric") or not is_plain:
         return None
@@ -141,10 +159,15 @@ def scheme_of(config: Any) -> Scheme | None:
 class RoundedFolder:
     """A local folder in one of these layouts: its plain tensors, and its rounded weights by module."""
 
-    def __init__(self, folder: Path, scheme: Scheme) -> None:
-        self.scheme = scheme
-        self._files = all_tensors(folder)
+    def __init__(self, files: dict[str, Path], scheme: Scheme) -> None:
+        self._files, self.scheme = files, scheme
         self.modules = sorted(n.removesuffix(".weight_scale") for n in self._files if n.endswith(".weight_scale"))
+
+    @classmethod
+    def of(cls, folder: Path, config: Any, scheme: Scheme) -> RoundedFolder | None:
+        """None where transformers makes the model of other files."""
+        files = model_tensors(folder, config)
+        return None if files is None else cls(files, scheme)
 
     def state(self, dtype: torch.dtype) -> dict[str, Tensor]:
         """A state for transformers, in which a rounded weight is one number seen many times: its place, no memory."""

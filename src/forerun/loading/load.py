@@ -33,7 +33,6 @@ from forerun.loading.shards import check_divides
 from forerun.loading.sizes import check_layer_counts, check_size, stored_values
 from forerun.loading.source import EMBEDDED, WHISPER, Source, resolve, wheel_of
 from forerun.loading.stored import can_keep, half_dtype, keep_blocks, keep_halves
-from forerun.math.scaled import Scheme
 
 if TYPE_CHECKING:
     from forerun.loading.piecewise import PiecewiseFolder
@@ -247,8 +246,8 @@ class LoadRequest:
         with self.told_plainly(what), quiet():
             config = None if self.source.gguf_file else self._config()
             loader = class_for(config)
-            if (scheme := self._stored_scheme(config, processes)) is not None:
-                return self._rounded(loader, config, scheme)
+            if (rounded := self._rounded_folder(config, processes)) is not None:
+                return self._rounded(loader, config, rounded)
             sketch = None if config is None else self._sketch(loader, config)
             if (pieces := self._pieces(sketch, config, processes)) is not None:
                 return self._quantised_in_pieces(type(sketch), config, pieces)
@@ -269,8 +268,8 @@ class LoadRequest:
                 self._quantise(model)
         return (model if processes > 1 else model.to(self.device)).eval()
 
-    def _stored_scheme(self, config: Any, processes: int) -> Scheme | None:
-        """How a local folder's weights are rounded, where they can be multiplied as they are; None: transformers reads.
+    def _rounded_folder(self, config: Any, processes: int) -> compressed.RoundedFolder | None:
+        """A local folder of rounded weights, where they can be multiplied as they are; None: transformers reads.
 
         A CPU has no such products, but the library that transformers reads them with may not be installed.
         """
@@ -280,10 +279,11 @@ class LoadRequest:
         if self.quantize is not None:
             raise InvalidArgument(_twice(str(self.quantize), self.source.name, compressed.METHOD))
         has_library = importlib.util.find_spec("compressed_tensors") is not None
-        return None if self.device.type == "cpu" and has_library else scheme
+        if self.device.type == "cpu" and has_library:
+            return None
+        return compressed.RoundedFolder.of(Path(self.source.location), config, scheme)
 
-    def _rounded(self, loader: Any, config: Any, scheme: Scheme) -> Any:
-        folder = compressed.RoundedFolder(Path(self.source.location), scheme)
+    def _rounded(self, loader: Any, config: Any, folder: compressed.RoundedFolder) -> Any:
         config = copy.deepcopy(config)
         del config.quantization_config  # from here on it is a model with weights of ours
         model = self._from_state(loader._model_mapping[type(config)], config, folder.state(self.dtype))
@@ -360,7 +360,7 @@ class LoadRequest:
         A configuration may ask for terabytes: that is found out before they are taken. Of a model on the Hub nothing is
         known before it is fetched.
         """
-        stored = stored_values(Path(self.source.location)) if self.source.is_local else None
+        stored = stored_values(Path(self.source.location), config) if self.source.is_local else None
         if stored is None:
             return None
         try:

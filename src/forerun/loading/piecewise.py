@@ -18,8 +18,6 @@ from forerun.loading.quantise import is_matrix, own_rows, rows_at_once
 from forerun.loading.stored import kept_half
 from forerun.loading.tensor_files import model_tensors, read_rows, read_tensor, shape_of
 
-ADAPTER = "adapter_config.json"  # as peft names it
-
 
 class PiecewiseFolder:
     """A local folder, and which of its tensors are read later."""
@@ -31,11 +29,9 @@ class PiecewiseFolder:
     @classmethod
     def of(cls, folder: Path, sketch: Any, dtype: torch.dtype) -> PiecewiseFolder | None:
         """For a model built on the meta device; None where transformers does more than copy tensors by their names."""
-        files = model_tensors(folder)
+        files = model_tensors(folder, sketch.config)
         if files is None or get_model_conversion_mapping(sketch, add_legacy=False):
             return None
-        if (folder / ADAPTER).is_file() or getattr(sketch.config, "transformers_weights", None):
-            return None  # which transformers puts on top, or reads in their place
         modules = dict(sketch.named_modules(remove_duplicate=False))
         left = set()
         for name, path in files.items():

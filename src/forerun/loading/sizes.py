@@ -11,6 +11,7 @@ from safetensors import safe_open
 from torch import nn
 
 from forerun.errors import UnsupportedModel
+from forerun.loading.tensor_files import model_tensors
 
 MOST_LAYERS = 1024  # the deepest published models have a few hundred
 # How the fields of config.json end that count layers: num_hidden_layers, decoder_layers, n_layer ...
@@ -33,20 +34,20 @@ def check_layer_counts(config: Mapping[str, Any], name: str) -> None:
             )
 
 
-def stored_values(folder: Path) -> int | None:
-    """How many numbers a folder's safetensors files hold at most, by their headers; None where there are none."""
-    sizes = [values if kind in PLAIN_TYPES else values * PACKED_VALUES for kind, values in _headers(folder)]
+def stored_values(folder: Path, config: Any) -> int | None:
+    """How many numbers a model's safetensors files hold at most, by their headers; None where it has none."""
+    sizes = [values if kind in PLAIN_TYPES else values * PACKED_VALUES for kind, values in _headers(folder, config)]
     return sum(sizes) if sizes else None
 
 
-def stored_types(folder: Path) -> set[str]:
-    """The types of numbers that a folder's safetensors files hold, by the names in their headers."""
-    return {kind for kind, _ in _headers(folder)}
+def stored_types(folder: Path, config: Any) -> set[str]:
+    """The types of numbers that a model's safetensors files hold, by the names in their headers."""
+    return {kind for kind, _ in _headers(folder, config)}
 
 
-def _headers(folder: Path) -> Iterator[tuple[str, int]]:
-    """Type and number of values of every stored tensor."""
-    for path in folder.glob("*.safetensors"):
+def _headers(folder: Path, config: Any) -> Iterator[tuple[str, int]]:
+    """Type and number of values of every tensor in the files that the model is made of."""
+    for path in sorted(set((model_tensors(folder, config) or {}).values())):
         with safe_open(path, framework="pt") as file:
             for name in file.keys():  # noqa: SIM118  (the file is no dictionary)
                 part = file.get_slice(name)

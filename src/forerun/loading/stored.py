@@ -38,7 +38,7 @@ def half_dtype(folder: Path, config: Any) -> torch.dtype | None:
 
     A checkpoint of mixed types is loaded in float32: rounding its wider weights would change the model.
     """
-    kinds = stored_types(folder)
+    kinds = stored_types(folder, config)
     if len(kinds) != 1 or config.model_type not in FAMILIES:
         return None
     (kind,) = kinds

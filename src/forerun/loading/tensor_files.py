@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from safetensors import safe_open
 from torch import Tensor
@@ -11,15 +12,17 @@ from torch import Tensor
 from forerun.files import parse_json
 
 WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+ADAPTER = "adapter_config.json"  # as peft names it
 
 
-def all_tensors(folder: Path) -> dict[str, Path]:
-    """By name, the file of every tensor in any safetensors file of a folder."""
-    return {name: path for path in sorted(folder.glob("*.safetensors")) for name in _names(path)}
+def model_tensors(folder: Path, config: Any) -> dict[str, Path] | None:
+    """By name, the file of every tensor that transformers makes this model of; None where it reads other files.
 
-
-def model_tensors(folder: Path) -> dict[str, Path] | None:
-    """The same of those files alone that transformers loads a model from; None where it has its weights elsewhere."""
+    A folder may hold more: another precision, an adapter, shards of an earlier revision. A configuration may name other
+    weights, and so may an adapter's.
+    """
+    if (folder / ADAPTER).is_file() or getattr(config, "transformers_weights", None):
+        return None
     if (folder / WHOLE).is_file():
         return dict.fromkeys(_names(folder / WHOLE), folder / WHOLE)
     if not (folder / INDEX).is_file():
