@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import math
+from ctypes import CFUNCTYPE, c_int64
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,10 +16,12 @@ pytest.importorskip("numba")
 
 from forerun.config import Kernels
 from forerun.errors import InvalidArgument
+from forerun.kernels.cpu import integer, processor, widen
 from forerun.kernels.cpu.narrow import NarrowWeight, held, narrow_parameter
 from forerun.loading.quantise import quantise
 from forerun.math.integer import NEGLIGIBLE, encode_rows, integer_linear, parts, row_format
 from forerun.models.scorer import Scorer
+from support.again import assembly, compiled_again
 from support.tiny import tiny_model
 
 
@@ -51,6 +55,38 @@ def test_products_have_the_bits_of_the_reference(size: int) -> None:
         for rows in (*range(1, 15), 33, 70):
             x, bias = inputs(rows, size), torch.randn(count)
             assert_same(F.linear(x, weight, bias), integer_linear(x, numbers, scales, bias))
+
+
+@pytest.mark.slow  # compiled anew; machines whose own form it is run the test above with it
+@pytest.mark.parametrize("has_partial_sums", [False, True])
+def test_bytes_by_fours_have_the_same_bits(
+    has_partial_sums: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """What processors that are not x86 compile, by LLVM's function that becomes SDOT there and without it."""
+    if has_partial_sums and not processor.HAS_PARTIAL_SUMS:
+        pytest.skip("LLVM before 22 has no such function")
+    monkeypatch.setattr(widen, "IS_X86", False)
+    monkeypatch.setattr(processor, "HAS_PARTIAL_SUMS", has_partial_sums)
+    again = compiled_again(integer, monkeypatch, tmp_path)
+    assert again.RUN == 16 and again.ACTIVATION_BYTES == 1
+    product = CFUNCTYPE(None, *[c_int64] * 9)(again.product_address())
+    weight = integers(37, 96)
+    numbers, scales = parts(weight.raw)
+    for rows in (1, 2, 5, 9):
+        x, out = inputs(rows, 96), torch.full((rows, 37), torch.nan)
+        product(weight.raw.data_ptr(), x.data_ptr(), 96, out.data_ptr(), 37, rows, 96, 0, 37)
+        assert_same(out, integer_linear(x, numbers, scales))
+
+
+@pytest.mark.skipif(not processor.HAS_PARTIAL_SUMS, reason="LLVM before 22 makes no dot products of sums")
+@pytest.mark.parametrize(("name", "count"), [("neoverse-n1", 4 * 2), ("cortex-a72", 0)])  # rows, tokens
+def test_dot_products_where_an_arm_processor_has_them(
+    name: str, count: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(widen, "IS_X86", False)
+    again = compiled_again(integer, monkeypatch, tmp_path)
+    code = assembly("aarch64-unknown-linux-gnu", name, 7, lambda build, arguments: again._emit(build, 4, 2, arguments))
+    assert code.count("sdot") == count
 
 
 def test_sums_do_not_overflow() -> None:

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import copy
-import importlib.util
 import math
-import sys
-from collections.abc import Iterator
 from ctypes import CFUNCTYPE, c_int64
 from pathlib import Path
 from typing import Any
@@ -18,19 +15,17 @@ from torch import Tensor, nn
 
 pytest.importorskip("numba")
 
-import llvmlite.binding
-import numba
-from llvmlite import ir
-
 from forerun.config import Kernels
 from forerun.errors import UnsupportedModel
 from forerun.kernels.cpu import panels
 from forerun.kernels.cpu.narrow import NarrowWeight, held, row_address
+from forerun.kernels.cpu.processor import Processor
 from forerun.kernels.cpu.share import share
 from forerun.loading.quantise import quantise
 from forerun.math.integer import NEGLIGIBLE
 from forerun.math.panels import encode_panels, look_up, panel_format, panel_linear, panel_parts
 from forerun.models.scorer import Scorer
+from support.again import assembly, compiled_again
 from support.tiny import tiny_model
 
 HIDDEN = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2}
@@ -81,28 +76,17 @@ def test_control_scales_of_another_group_are_noticed() -> None:
 
 
 @pytest.fixture
-def without_vnni(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Any]:
-    """The module as a processor without integer dot products compiles it."""
-    features = {**llvmlite.binding.get_host_cpu_features(), "avx512vnni": False, "dotprod": False}
-    monkeypatch.setattr(llvmlite.binding, "get_host_cpu_features", lambda: features)
-    monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path))
-    yield from _copy(monkeypatch)
-
-
-def _copy(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    assert panels.__file__ is not None
-    spec = importlib.util.spec_from_file_location("panels_again", panels.__file__)
-    assert spec is not None and spec.loader is not None
-    again = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "panels_again", again)
-    spec.loader.exec_module(again)
-    yield again
+def without_dot_products(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+    """The module as a processor without VPDPBUSD and SDOT compiles it."""
+    monkeypatch.setattr(Processor, "has", lambda self, feature: False)
+    monkeypatch.setattr(Processor, "has_dot_products", lambda self: False)
+    return compiled_again(panels, monkeypatch, tmp_path)
 
 
 @pytest.mark.slow  # compiled anew; machines without these instructions run the tests above with it
-def test_plain_multiplications_have_the_same_bits(without_vnni: Any) -> None:
-    assert without_vnni.WAY == without_vnni.PAIRS_OF_WORDS
-    product = CFUNCTYPE(None, *[c_int64] * 9)(without_vnni.product_address())
+def test_plain_multiplications_have_the_same_bits(without_dot_products: Any) -> None:
+    assert without_dot_products.WAY == without_dot_products.PAIRS_OF_WORDS
+    product = CFUNCTYPE(None, *[c_int64] * 9)(without_dot_products.product_address())
     weight = in_panels(80, 96)
     numbers, scales = panel_parts(weight.raw)
     for rows in (1, 2, 3, 4, 5, 9):
@@ -113,20 +97,10 @@ def test_plain_multiplications_have_the_same_bits(without_vnni: Any) -> None:
 
 def test_another_processors_instruction_is_one_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """ARM's SDOT, as far as an assembler can tell here."""
-    llvmlite.binding.initialize_all_targets()
-    llvmlite.binding.initialize_all_asmprinters()
     for name, value in (("WAY", panels.DOT_PRODUCTS), ("OUTPUTS", 4), ("_NUMBER", panels.I8), ("_WIDTH", 1)):
         monkeypatch.setattr(panels, name, value)
-    module = ir.Module()
-    module.triple = "aarch64-unknown-linux-gnu"
-    function = ir.Function(module, ir.FunctionType(ir.VoidType(), [panels.I64] * 7), "product")
-    build = ir.IRBuilder(function.append_basic_block())
-    panels._emit(build, 2, function.args)
-    build.ret_void()
-    parsed = llvmlite.binding.parse_assembly(str(module))
-    parsed.verify()
-    machine = llvmlite.binding.Target.from_triple(module.triple).create_target_machine(features="+neon,+dotprod")
-    assert machine.emit_assembly(parsed).count("sdot") == 8 * 4 * 2  # quads, parts, tokens
+    code = assembly("aarch64-unknown-linux-gnu", "neoverse-n1", 7, lambda build, args: panels._emit(build, 2, args))
+    assert code.count("sdot") == 8 * 4 * 2  # quads, parts, tokens
 
 
 def test_threads_never_split_a_panel() -> None:

@@ -8,7 +8,7 @@ machines that have none of them, give the same bits.
 
 from __future__ import annotations
 
-from functools import partial
+from functools import partial, reduce
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,7 @@ from forerun.kernels.cpu import emit
 from forerun.kernels.cpu.compiled import address_of
 from forerun.kernels.cpu.emit import F32, I8, I16, I32, I64, Loop, floats, load, shuffled, whole
 from forerun.kernels.cpu.memory import Floats, pointer
+from forerun.kernels.cpu.processor import HAS_PARTIAL_SUMS
 from forerun.kernels.cpu.tile import LINE, MOST_TOKENS, ROWS, ahead_of
 from forerun.kernels.cpu.widen import IS_X86, WIDEST
 from forerun.math.integer import NEGLIGIBLE, SCALE, STEPS
@@ -113,10 +114,10 @@ def _widened(build: Any, base: Any, offset: Any, kind: Any) -> Any:
 def _add_products(build: Any, total: Any, a: Any, b: Any) -> Any:
     """total + sums of `_TOGETHER` neighbours of a * b: in the form that becomes one instruction."""
     products = build.mul(a, b)
-    if IS_X86:
-        even, odd = (shuffled(build, products, None, range(start, RUN, 2)) for start in (0, 1))
-        return build.add(total, build.add(even, odd))
-    return emit.call(build, f"llvm.vector.partial.reduce.add.v{_SUMS}i32.v{RUN}i32", total.type, total, products)
+    if not IS_X86 and HAS_PARTIAL_SUMS:
+        return emit.call(build, f"llvm.vector.partial.reduce.add.v{_SUMS}i32.v{RUN}i32", total.type, total, products)
+    parts = [shuffled(build, products, None, range(start, RUN, _TOGETHER)) for start in range(_TOGETHER)]
+    return build.add(total, reduce(build.add, parts))
 
 
 def _added_up(build: Any, vectors: list[Any]) -> Any:

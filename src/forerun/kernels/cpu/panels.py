@@ -11,7 +11,6 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-import llvmlite.binding
 import numpy as np
 from llvmlite import ir
 from numba import njit, types
@@ -22,22 +21,22 @@ from forerun.kernels.cpu.compiled import address_of
 from forerun.kernels.cpu.emit import F32, I8, I16, I32, I64, Loop, floats, load, shuffled, whole
 from forerun.kernels.cpu.integer import INFINITE, SIGN, TO_ROUND
 from forerun.kernels.cpu.memory import Floats
+from forerun.kernels.cpu.processor import PROCESSOR, Processor
 from forerun.kernels.cpu.tile import AHEAD, LINE
-from forerun.kernels.cpu.widen import IS_X86, WIDEST
+from forerun.kernels.cpu.widen import WIDEST
 from forerun.math.integer import NEGLIGIBLE, SCALE, STEPS
 from forerun.math.panels import GROUP, PANEL, QUAD
 
-_FEATURES = llvmlite.binding.get_host_cpu_features()
 BYTES_OF_FOUR, PAIRS_OF_WORDS, DOT_PRODUCTS = "VPDPBUSD", "VPMADDWD", "SDOT"
 
 
-def _best_way() -> str:
-    if _FEATURES.get("avx512vnni", False):
-        return BYTES_OF_FOUR
-    return DOT_PRODUCTS if _FEATURES.get("dotprod", False) and not IS_X86 else PAIRS_OF_WORDS
+def best_way(processor: Processor) -> str:
+    if processor.is_x86:
+        return BYTES_OF_FOUR if processor.has("avx512vnni") else PAIRS_OF_WORDS
+    return DOT_PRODUCTS if processor.has_dot_products() else PAIRS_OF_WORDS
 
 
-WAY = _best_way()
+WAY = best_way(PROCESSOR)
 # Outputs of a register: VPMADDWD leaves two sums of each.
 OUTPUTS = {BYTES_OF_FOUR: 16, DOT_PRODUCTS: 4, PAIRS_OF_WORDS: WIDEST // 2}[WAY]
 MOST_TOKENS = {BYTES_OF_FOUR: 8, DOT_PRODUCTS: 3, PAIRS_OF_WORDS: 4 if WIDEST == 16 else 1}[WAY]

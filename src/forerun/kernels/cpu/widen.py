@@ -10,16 +10,15 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Any
 
-import llvmlite.binding
 from llvmlite import ir
 
 from forerun.kernels.cpu.emit import I8, I16, I32, floats, fma, load, shuffled
+from forerun.kernels.cpu.processor import PROCESSOR
 
-_FEATURES = llvmlite.binding.get_host_cpu_features()
-IS_X86 = bool(_FEATURES.get("sse2", False))
-MANY_REGISTERS = not IS_X86 or _FEATURES.get("avx512f", False)
-LANES = 8 if _FEATURES.get("avx2", False) else 4  # floats of a vector that every size of ours is a multiple of
-WIDEST = 16 if _FEATURES.get("avx512f", False) else LANES  # floats of the longest vector register
+IS_X86 = PROCESSOR.is_x86
+MANY_REGISTERS = not IS_X86 or PROCESSOR.has("avx512f")
+LANES = 8 if PROCESSOR.has("avx2") else 4  # floats of a vector that every size of ours is a multiple of
+WIDEST = 16 if PROCESSOR.has("avx512f") else LANES  # floats of the longest vector register
 
 UNIT = -1  # of a format without blocks: a run is one vector
 
