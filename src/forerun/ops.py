@@ -110,7 +110,7 @@ def why_not_ragged(
 
 def why_not_triton(device: torch.device, use: Kernels = Kernels.AUTO) -> str | None:
     """Why Triton's kernels are not used on a device; None where they are."""
-    return "kernels are off" if use is Kernels.OFF else kernels.why_not_triton(device.type)
+    return "kernels are off" if use is Kernels.OFF else kernels.why_not_triton(device)
 
 
 def write(
@@ -355,7 +355,8 @@ def gated(pairs: Tensor, activation: Activation = Activation.SILU) -> Tensor:
     if not why_not_triton(pairs.device):
         from forerun.kernels.linear import norms as kernel
 
-        return kernel.gated(pairs, activation)
+        if pairs.dtype in kernel.DTYPES:
+            return kernel.gated(pairs, activation)
     return skinny_reference.gated(pairs, activation)
 
 
@@ -505,7 +506,7 @@ def adjust_rows(
 
 def _on_gpu(tensor: Tensor, use: Kernels | None) -> bool:
     """Whether Triton's kernels may be used for what lies where `tensor` does."""
-    return tensor.is_cuda and kernels_asked(use) is not Kernels.OFF and kernels.why_not_triton("cuda") is None
+    return tensor.is_cuda and kernels_asked(use) is not Kernels.OFF and kernels.why_not_triton(tensor.device) is None
 
 
 def draw(weights: Tensor, uniforms: Tensor) -> Tensor:
@@ -519,7 +520,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, use: Kernels =
         return F.linear(x, weight, bias)  # a weight that is stored narrow brings a product of its own
     from forerun.kernels.cpu import choice, linear, threads
 
-    if linear.why_not(weight):
+    if linear.why_not(weight) or x.shape[-1] != weight.shape[1]:  # torch says what is wrong
         return F.linear(x, weight, bias)
     if use is Kernels.AUTO and not choice.is_faster(weight, x.shape[:-1].numel()):
         return F.linear(x, weight, bias)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from forerun import kernels, ops
 from forerun.config import Kernels
 from forerun.engine.device import choose
 from forerun.engine.device.choose import describe, runner_for, why_not, why_nothing
@@ -41,3 +42,14 @@ def test_the_decoders_choice_counts_and_not_the_environment(environment: str, mo
 def test_rules_judged_step_by_step() -> None:
     assert why_not(on_a_gpu(Kernels.AUTO), None, Rule.COUPLED) is None
     assert "lenient" in (why_not(on_a_gpu(Kernels.AUTO), None, Lenient(0.5)) or "")
+
+
+def test_kernels_go_to_the_current_device_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two: what lies on the other one is torch's, with the remedy."""
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(kernels, "_why_not_triton", lambda: None)
+    assert kernels.why_not_triton(torch.device("cuda")) is kernels.why_not_triton(torch.device("cuda:0")) is None
+    assert "torch.cuda.set_device(1)" in (kernels.why_not_triton(torch.device("cuda:1")) or "")
+    other = SimpleNamespace(device=torch.device("cuda:1"), kernels=Kernels.ON, model=torch.nn.Linear(1, 1))
+    assert "set_device(1)" in (why_nothing(other) or "")  # type: ignore[arg-type]
+    assert not ops._on_gpu(SimpleNamespace(is_cuda=True, device=torch.device("cuda:1")), Kernels.ON)  # type: ignore[arg-type]

@@ -25,8 +25,8 @@ NEW = 8
 SETTINGS: Any = {"max_new_tokens": NEW, "temperature": [0.0, 0.9], "seed": 4}
 # What is no fault, or one that nobody can see: a law that is plausible and not the one the tokens were drawn from.
 HARMLESS = {
-    "none", "right", "int32", "int32 and its law", "int32 lengths", "too wide", "law of other tokens", "sparse",
-    "logits", "logits, nan", "tree that is a chain", "law: uniform", "law: zero",
+    "none", "right", "turned round", "every other length", "int32", "int32 and its law", "int32 lengths", "too wide",
+    "law of other tokens", "sparse", "logits", "logits, nan", "tree that is a chain", "law: uniform", "law: zero",
 }  # fmt: skip
 
 

@@ -18,7 +18,7 @@ from forerun.errors import InvalidArgument
 from support.tiny import draft_of, ragged_prompts, tiny_model
 
 Uses = list[Kernels | None]
-ON_A_GPU: Any = SimpleNamespace(is_cuda=True)
+ON_A_GPU: Any = SimpleNamespace(is_cuda=True, device=torch.device("cuda"))
 
 
 @pytest.fixture

@@ -130,6 +130,8 @@ CHANGES: dict[str, Change] = {
     "deep": lambda me, d, c: replace(d, tokens=d.tokens[..., None]),
     "lengths twice": lambda me, d, c: replace(d, lengths=torch.cat([d.lengths, d.lengths])),
     "lengths deep": lambda me, d, c: replace(d, lengths=d.lengths[:, None]),
+    "turned round": lambda me, d, c: replace(d, tokens=d.tokens.T.contiguous().T),
+    "every other length": lambda me, d, c: replace(d, lengths=d.lengths.repeat_interleave(2)[::2]),
     "int32": lambda me, d, c: replace(d, tokens=d.tokens.int()),
     "int32 and its law": lambda me, d, c: replace(d, tokens=d.tokens.int(), law=PointMass(d.tokens.int(), me.vocab)),
     "int32 lengths": lambda me, d, c: replace(d, lengths=d.lengths.int()),

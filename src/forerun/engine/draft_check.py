@@ -50,13 +50,13 @@ def checked(draft: Draft, context: DraftContext, rule: AnyRule, target: Scorer, 
 
 
 def _whole(numbers: Tensor, name: str, dims: int, context: DraftContext) -> Tensor:
-    """Whole numbers of so many dimensions, as int64, where the target is."""
+    """Whole numbers of so many dimensions, as int64, side by side where the target is."""
     if not isinstance(numbers, Tensor) or numbers.dim() != dims or numbers.dtype not in WHOLE:  # int64 comes first
         what = f"{numbers.dtype} {tuple(numbers.shape)}" if isinstance(numbers, Tensor) else type(numbers).__name__
         raise InvalidArgument(f"draft.{name} is {what}: give a tensor of int64 with {dims} dimensions")
     if numbers.device.type != context.device.type:
         raise InvalidArgument(f"draft.{name} is on {numbers.device}: put it on context.device, {context.device}")
-    return numbers if numbers.dtype == torch.int64 else numbers.long()
+    return numbers.long().contiguous()
 
 
 def _check_remarks(draft: Draft, count: int) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from functools import cache
 
+import torch
+
 INSTALL = "pip install numba"
 TRITON_DEVICES = {"cuda"}  # tests add "cpu", where Triton's interpreter stands in for a GPU
 
@@ -18,10 +20,13 @@ def why_not_numba() -> str | None:
     return None
 
 
-def why_not_triton(device_type: str) -> str | None:
+def why_not_triton(device: torch.device) -> str | None:
     """Why the Triton kernels cannot be used on a device; None where they can."""
-    if device_type not in TRITON_DEVICES:
-        return f"Triton kernels need a CUDA GPU, not {device_type!r}"
+    if device.type not in TRITON_DEVICES:
+        return f"Triton kernels need a CUDA GPU, not {device.type!r}"
+    if device.type == "cuda" and device.index not in (None, torch.cuda.current_device()):
+        current = torch.cuda.current_device()
+        return f"Triton kernels go to the current device, cuda:{current}: call torch.cuda.set_device({device.index})"
     return _why_not_triton()
 
 

@@ -2,10 +2,16 @@
 
 So no launch is needed to set them. A launch runs whole or not at all (an error on the device takes the whole
 process's context with it), so no count is ever left half way. Whatever may run at the same time has counters of its
-own: every stream does, and so does every call that is captured in a graph, because graphs replay on any stream.
+own: every stream does, and so does every call that is captured in a graph, because graphs replay on any stream. The
+products of a pass, which are hundreds and want thousands, share those of their graph: they run one after the other.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -40,6 +46,31 @@ class Counters:
 
 
 _made: dict[torch.device, Counters] = {}
+_shared: dict[Any, Tensor] = {}  # by device and stream
+_graph: ContextVar[dict[Any, Tensor] | None] = ContextVar("counters of the graph that is captured", default=None)
+
+
+@contextmanager
+def of_one_graph() -> Iterator[None]:
+    """While a graph is captured: what `shared_counters` gives is that graph's own."""
+    before = _graph.set({})
+    try:
+        yield
+    finally:
+        _graph.reset(before)
+
+
+def shared_counters(number: int, device: torch.device) -> Tensor:
+    """[number] int32, all 0, for launches of one stream or one graph; always as many."""
+    made: dict[Any, Tensor] | None = _shared
+    stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
+    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():  # set to 0 by the graph, in its own memory
+        made, stream = _graph.get(), 0
+    if made is None:  # a graph of somebody else's
+        return torch.zeros(number, dtype=torch.int32, device=device)
+    if (device, stream) not in made:
+        made[device, stream] = torch.zeros(number, dtype=torch.int32, device=device)
+    return made[device, stream]
 
 
 def counters(number: int, device: torch.device) -> Tensor:

@@ -80,7 +80,7 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 def product(x: Tensor | RoundedRows, weight: ScaledWeight, bias: Tensor | None = None) -> Tensor:
     """[R, K] -> [R, N]: few rows by a kernel of ours, many by torch's own products, by the reference elsewhere."""
-    if why_not_triton(weight.device.type) is None and x.dtype == weight.dtype:
+    if why_not_triton(weight.device) is None and x.dtype == weight.dtype:
         from forerun.kernels.linear import many_rows, project
 
         if project.why_not(x, weight) is None:

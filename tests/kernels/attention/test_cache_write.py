@@ -14,7 +14,9 @@ from transformers.models.olmo2 import modeling_olmo2 as olmo2
 
 pytest.importorskip("triton")
 
+from forerun import ops
 from forerun.kernels.attention import cache_write as kernel
+from forerun.kernels.linear import norms
 from forerun.math import cache_write as reference
 from forerun.math import skinny
 from forerun.math.skinny import Heads, Norm
@@ -132,3 +134,16 @@ def test_heads_as_one_product_makes_them(turning: int, ordered: bool, wide: bool
         torch.testing.assert_close(pool, other)
     assert "all heads as one" in str(kernel.why_not_heads(made, replace(own, key_norm=Norm(torch.ones(48), 0.0))))
     assert "as those of keys" in str(kernel.why_not_heads(made, replace(own, key_norm=None)))
+
+
+def test_float64_is_left_to_the_reference() -> None:
+    """Kernels compute in float32."""
+    query, keys, values = new_tokens(SHAPES[0], torch.float64)
+    angles = torch.rand(5, 64, dtype=torch.float64, device=DEVICE)
+    assert "float64" in (kernel.why_not(query, keys, values, *pools(keys, values), angles=(angles, angles)) or "")
+    norm = Norm(torch.ones(64, dtype=torch.float64, device=DEVICE), 1e-6)
+    assert "float64" in (norms.why_not(query.contiguous(), norm) or "")
+    wide = torch.randn(3, 64, dtype=torch.float64, device=DEVICE)
+    assert torch.equal(ops.gated(wide), skinny.gated(wide)) and torch.equal(
+        ops.normed(wide, norm), skinny.normed(wide, norm)
+    )

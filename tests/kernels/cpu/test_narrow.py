@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from torch import nn
 
 pytest.importorskip("numba")
 
+from forerun import ops
 from forerun.config import Kernels
 from forerun.errors import InvalidArgument
 from forerun.kernels.cpu.linear import linear
@@ -151,3 +153,13 @@ def test_fused_layers_give_the_bits_of_float32() -> None:
         scorer.feed([0, 1], [[5, 6, 7], [8]])
         logits.append(torch.cat([scorer.score([0, 1], [[1, 2], [3, 4, 5, 6, 9]]), scorer.score([1], [[2]])]))
     assert torch.equal(*logits)
+
+
+@pytest.mark.parametrize("width", (SIZE - 32, SIZE + 32))
+def test_inputs_of_another_width_are_refused_by_torch(width: int) -> None:
+    """A product that has the weight's address alone would read past its rows."""
+    weight = NarrowWeight(*stored_rows("Q8_0", 32))
+    for product in (F.linear, partial(ops.linear, use=Kernels.ON)):
+        for held in (weight, weight.dense()):
+            with pytest.raises(RuntimeError, match="cannot be multiplied"):
+                product(torch.randn(2, width), held)

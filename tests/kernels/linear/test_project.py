@@ -10,6 +10,7 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
+from forerun.kernels.counters import shared_counters
 from forerun.kernels.linear import norms
 from forerun.kernels.linear import project as kernel
 from forerun.kernels.linear.project import Plan
@@ -204,7 +205,7 @@ def test_rows_do_not_know_each_other(plan: Plan) -> None:
 def test_counters_are_left_at_zero() -> None:
     for _ in range(2):
         kernel.project(numbers(3, 70), numbers(45, 70), plan=CUT)
-    assert not kernel._counters(DEVICE).any()
+    assert not shared_counters(kernel.MOST_TILES, DEVICE).any()
 
 
 def test_what_is_not_covered() -> None:

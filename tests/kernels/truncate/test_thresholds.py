@@ -87,6 +87,16 @@ def test_the_same_tokens_are_kept(kind: str, way: str) -> None:
         torch.testing.assert_close(log_mass, relative, atol=1e-6, rtol=0, msg=name)
 
 
+@pytest.mark.parametrize("vocab", [262144, 262208, 300000])
+def test_a_small_top_k_of_a_very_large_vocabulary(vocab: int) -> None:
+    """Programs tell entries apart by the bits of one number: of larger vocabularies more programs take a row."""
+    logits = 3 * torch.randn(1, vocab, generator=torch.Generator().manual_seed(1)).to(DEVICE)
+    params = LawParams.stack([SamplingParams(temperature=1.0, top_k=64)], DEVICE)
+    index = torch.zeros(1, 1, dtype=torch.int64, device=DEVICE)
+    found = summarise(Logits(logits, index, params), index[0], None, TUNING)
+    assert torch.equal(logits >= found.threshold.unsqueeze(-1), warp(logits, params) > -torch.inf)
+
+
 @pytest.mark.slow
 def test_rows_of_all_kinds_side_by_side() -> None:
     params = LawParams.stack([*CUTS.values(), SamplingParams(temperature=0.0)], DEVICE)

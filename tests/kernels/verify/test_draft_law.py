@@ -133,6 +133,35 @@ def test_kept_summaries_stand_for_the_rows(rule: Rule) -> None:
     assert got.num_accepted.any() and not lied.num_accepted.any()
 
 
+@pytest.mark.quick("token")
+@RULES
+def test_kept_summaries_of_a_truncated_draft_do_not_truncate_the_target(rule: Rule) -> None:
+    round_, own = make(700), params_of([SamplingParams(temperature=1.0, top_k=5)], ROWS)
+    drafted = round_.draft.law.logits.view(ROWS, -1, 700)  # type: ignore[attr-defined]
+    u = torch.rand(ROWS, round_.draft.width, dtype=torch.float64).to(DEVICE)
+    steps = [kernel.sample(drafted[:, i], own, u[:, i]) for i in range(round_.draft.width)]
+    plain, kept = (LogitLaw.dense(drafted, own) for _ in range(2))
+    kept.kept = torch.stack([step.kept for step in steps], dim=1).flatten(0, 1)  # type: ignore[arg-type]
+    tokens = torch.stack([step.tokens for step in steps], dim=1)
+    want = replace(round_, draft=Draft(tokens, round_.draft.lengths, plain)).expected(rule)
+    assert_same(replace(round_, draft=Draft(tokens, round_.draft.lengths, kept)).judged(rule), want)
+
+
+@pytest.mark.quick("token")
+@RULES
+def test_laws_that_lie_step_after_step(rule: Rule) -> None:
+    """As whoever stacks steps and turns the result round gives them: kernels read them so, or leave them."""
+    round_, width = make(700), 3
+    law = round_.draft.law
+    turned = law.logits.view(ROWS, width, 700).transpose(0, 1).reshape(-1, 700)  # type: ignore[attr-defined]
+    order = torch.arange(ROWS * width, device=DEVICE)
+    step_major = LogitLaw(turned, order.view(width, ROWS).T, round_.params, order % ROWS)
+    assert verify.why_not(round_.target, replace(round_.draft, law=step_major), rule) is not None
+    points = PointMass(round_.draft.tokens.T.contiguous().T, 700)
+    other = replace(round_, draft=replace(round_.draft, law=points))
+    assert_same(other.judged(rule), other.expected(rule))
+
+
 def test_what_no_kernel_reads_is_left_to_the_reference() -> None:
     round_ = make(50)
     double = LogitLaw.dense(round_.target.logits.double().view(ROWS, -1, 50), round_.params)
@@ -144,9 +173,9 @@ def test_what_no_kernel_reads_is_left_to_the_reference() -> None:
 @pytest.mark.slow
 def test_forerun_is_imported_without_triton() -> None:
     code = (
-        "import sys; sys.modules['triton'] = None\n"
+        "import sys; sys.modules['triton'] = None; import torch\n"
         "import forerun.ops\n"
         "from forerun import kernels\n"
-        "assert kernels.why_not_triton('cuda')\n"
+        "assert kernels.why_not_triton(torch.device('cuda'))\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 
+from forerun.kernels.counters import of_one_graph
+
 Work = Callable[[], None]
 
 _broken: list[Any] = []  # torch's allocators keep pointers to graphs whose capture failed: such a graph has to live on
@@ -26,6 +28,7 @@ def capture(work: Work, pool: Any) -> Any:
         # The second context brings the caller's stream back, which a failing `graph` forgets.
         with (
             no_garbage_collected(),
+            of_one_graph(),
             torch.cuda.stream(torch.cuda.current_stream()),
             torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"),
         ):

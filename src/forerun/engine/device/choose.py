@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import torch
-
 from forerun import kernels
 from forerun.config import Kernels
 from forerun.drafters import DraftModel
@@ -55,11 +53,7 @@ def why_nothing(target: Scorer) -> str | None:
         return "the target is split over processes"
     if target.kernels is Kernels.OFF:  # torch's own draws and judgements wait for the host
         return "kernels='off' leaves drawing and judging to torch"
-    if lack := kernels.why_not_triton("cuda"):
-        return lack
-    if target.device.index not in (None, torch.cuda.current_device()):  # kernels and graphs go to the current one
-        return f"the target is on {target.device}, the current device is cuda:{torch.cuda.current_device()}"
-    return static_pass.why_not(target)
+    return kernels.why_not_triton(target.device) or static_pass.why_not(target)
 
 
 def draft_passes_of(drafter: Drafter | None, target: Scorer, clock: Callable[[], float]) -> DraftPasses | None:

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from forerun.kernels.launching import early
+from forerun.kernels.launching import DTYPES, early
 from forerun.kernels.linear.norms import scaled
 from forerun.kernels.linear.rounding import inverse_of, narrowed, scale_of
 from forerun.kernels.scaled_keys import ScaledKeys
@@ -126,8 +126,8 @@ def why_not_heads(projected: Tensor, heads: Heads) -> str | None:
 
 def why_not(*tensors: Tensor, angles: tuple[Tensor, ...] = ()) -> str | None:
     """What the kernels do not cover, in words; None where they cover everything. Angles may be float32 for any type."""
-    if any(t.dtype != tensors[0].dtype for t in tensors):
-        return "tensors of different types"
+    if tensors[0].dtype not in DTYPES or any(t.dtype != tensors[0].dtype for t in tensors):
+        return f"numbers of {tensors[0].dtype}, or of different types"
     if any(t.dtype not in (tensors[0].dtype, torch.float32) for t in angles):
         return "angles of another type than what they turn"
     tensors += angles

@@ -93,6 +93,8 @@ def narrow_parameter(raw: Tensor, format: BlockFormat) -> nn.Parameter:
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     if not isinstance(weight, NarrowWeight) or type(x) is NarrowWeight:
         return F.linear(*tree_map_only(NarrowWeight, NarrowWeight.dense, (x, weight, bias)))
+    if x.shape[-1] != weight.shape[1]:
+        return F.linear(x, weight.dense(), bias)  # torch says what is wrong
     follows = torch.is_grad_enabled() and (x.requires_grad or (bias is not None and bias.requires_grad))
     if weight.multiplies_integers:
         if x.dtype != torch.float32:

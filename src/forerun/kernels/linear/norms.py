@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from forerun.kernels.launching import early
+from forerun.kernels.launching import DTYPES, early
 from forerun.kernels.linear.activation import activated
 from forerun.kernels.linear.rounding import empty_rows, inverse_of, narrowed, rounded_to, scale_of
 from forerun.math.scaled import RoundedRows, Scheme
@@ -65,6 +65,8 @@ def gated(pairs: Tensor, activation: Activation = Activation.SILU) -> Tensor:
 
 def why_not(x: Tensor, *norms: Norm | LayerNorm | None) -> str | None:
     """What the kernel does not cover, in words; None where it covers everything."""
+    if x.dtype not in DTYPES:
+        return f"rows of {x.dtype}"
     if x.ndim not in (2, 3) or x.stride(-1) != 1:
         return "rows whose numbers do not lie side by side"
     if x.shape[-1] > LARGEST:

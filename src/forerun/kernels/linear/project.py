@@ -11,13 +11,13 @@ same bits.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import torch
 import triton
 from torch import Tensor
 
+from forerun.kernels.counters import shared_counters
 from forerun.kernels.launching import DTYPES, early, multiprocessors, needs_upcast
 from forerun.kernels.linear import device, widen
 from forerun.kernels.linear.norms import normed
@@ -317,10 +317,4 @@ def _room(out: Tensor, plan: Plan) -> tuple[Tensor, Tensor]:
     """Where programs that share a sum leave their parts, and count themselves."""
     if plan.splits == 1:
         return out, out  # never touched
-    return out.new_empty(plan.splits, *out.shape, dtype=torch.float32), _counters(out.device)
-
-
-@cache
-def _counters(place: torch.device) -> Tensor:
-    """How many programs of each tile have arrived. Back to zero when all have, so one stream at a time may use it."""
-    return torch.zeros(MOST_TILES, dtype=torch.int32, device=place)
+    return out.new_empty(plan.splits, *out.shape, dtype=torch.float32), shared_counters(MOST_TILES, out.device)

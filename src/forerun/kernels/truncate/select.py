@@ -13,6 +13,8 @@ import triton.language as tl
 
 from forerun.kernels.law import COMPILED, NEGATIVE
 
+MOST_PLACES = tl.constexpr(32)  # that `places` tells apart: bits of a number
+
 
 class Limits(NamedTuple):
     """What truncation asks of one row: the `k` largest if `counts`, the mass `p` of those if `holds`, and nothing below
@@ -64,11 +66,12 @@ def bits_set(x):
 
 @triton.jit
 def places(wanted):
-    """Where each of [N, LANES] that is wanted would go if they stood one behind the other; how many they are. N <= 32.
+    """Where each of [N, LANES] that is wanted would go if they stood one behind the other; how many they are.
 
     With LANES as many as threads hold side by side, a column is one thread's own, and a bit for each of its entries
-    does what a running sum would, which takes many times as long.
+    does what a running sum would, which takes many times as long. More bits than MOST_PLACES there are not.
     """
+    tl.static_assert(wanted.shape[0] <= MOST_PLACES)
     bit = tl.full([wanted.shape[0], 1], 1, tl.uint32) << tl.arange(0, wanted.shape[0])[:, None].to(tl.uint32)
     column = tl.sum(tl.where(wanted, bit, 0), axis=0)
     number = bits_set(column)

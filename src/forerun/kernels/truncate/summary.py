@@ -20,6 +20,7 @@ from forerun.kernels.truncate.chunks import chunk_kernel
 from forerun.kernels.truncate.collect import collect_kernel
 from forerun.kernels.truncate.estimate import APART, estimate_kernel
 from forerun.kernels.truncate.resolve import resolve_kernel
+from forerun.kernels.truncate.select import MOST_PLACES
 from forerun.kernels.truncate.small_top_k import small_top_k_kernel
 from forerun.kernels.tuning import Tuning, overlapping
 from forerun.types import LawParams
@@ -100,7 +101,7 @@ class _Work:
         self.warps, self.group = tuning.warps, tuning.depth
         self.has_groups = self.is_cut and not self.is_wide
         if self.has_groups:
-            self.group = max(8, triton.next_power_of_2(triton.cdiv(vocab, tuning.groups)))
+            self.group = min(max(8, triton.next_power_of_2(triton.cdiv(vocab, tuning.groups))), MOST_PLACES.value)
         elif self.rows * vocab >= tuning.many:
             self.warps, self.group = tuning.many_warps * target.logits.element_size() // 4, tuning.many_depth
         # of 16 bytes a thread, so that what lies LANES apart is one thread's own

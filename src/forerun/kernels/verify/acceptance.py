@@ -97,8 +97,8 @@ def law_at(law, rows, i, n):
 
 @triton.jit
 def draft_at(law, rows, draft, point, is_point, b, i, n):
-    """The draft's law at position `n` of batch row `b`."""
-    sparse = (b * draft.sparse_positions + n) * draft.num_sparse
+    """The draft's law at position `n` of batch row `b`; behind a draft, where none is asked for, its last one."""
+    sparse = (b * draft.sparse_positions + tl.minimum(n, draft.sparse_positions - 1)) * draft.num_sparse
     ids, probs = draft.sparse_ids + sparse, draft.sparse_probs + sparse
     return DraftAt(law_at(law, rows, i, n), at(point, i, n), is_point, ids, probs, draft.num_sparse)
 

@@ -37,13 +37,14 @@ def why_not_logits(logits: Tensor) -> str | None:
 def proposal_of(law: Law) -> Proposal | None:
     """None for laws of a kind that no kernel reads."""
     if isinstance(law, LogitLaw):
-        return None if why_not_logits(law.logits) else Proposal(LOGITS.value, logits_of(law), law.kept)
+        is_read = law.index.stride(-1) == 1 and not why_not_logits(law.logits)
+        return Proposal(LOGITS.value, logits_of(law), law.kept) if is_read else None
     if isinstance(law, ReducedLaw):
         inner = proposal_of(law.law)
         good = inner is not None and inner.kind == LOGITS.value and inner.places is None
         return replace(inner, places=law.places) if good and inner is not None else None
     if isinstance(law, PointMass):
-        return Proposal(POINTS.value, points=law.tokens)
+        return Proposal(POINTS.value, points=law.tokens.contiguous())
     if isinstance(law, SparseLaw):
         return Proposal(SPARSE.value, sparse=law) if law.probs.dtype == torch.float32 else None
     return _mixed(law) if isinstance(law, MixedLaw) else None

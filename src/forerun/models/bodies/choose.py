@@ -45,7 +45,7 @@ def choose_body(model: PreTrainedModel, use: Kernels) -> FusedBody | None:
     if whisper.why_not(model) is None:
         wanted = use is Kernels.ON or _is_fastest("fused", measured_whisper(model))
         return whisper.WhisperBody(model, use) if wanted else None
-    if kernels.why_not_triton(model.device.type) is None:
+    if kernels.why_not_triton(model.device) is None:
         from forerun.models.bodies import gpu
 
         wanted = use is Kernels.ON or model.config.get_text_config(decoder=True).model_type in gpu.TIMED
@@ -72,7 +72,7 @@ def choose_shard_body(model: PreTrainedModel, use: Kernels) -> FusedBody | None:
         return None
     from forerun.models.bodies.shard import local_part
 
-    if kernels.why_not_triton(model.device.type) is None:
+    if kernels.why_not_triton(model.device) is None:
         from forerun.models.bodies import gpu
         from forerun.models.bodies.shard_gpu import ShardGpuBody
 

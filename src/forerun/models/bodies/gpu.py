@@ -59,7 +59,7 @@ TIMED = (
 
 def why_not(model: PreTrainedModel) -> str | None:
     """What keeps `model` (or a headless body) from being run by this; None where nothing does."""
-    if reason := kernels.why_not_triton(model.device.type):
+    if reason := kernels.why_not_triton(model.device):
         return reason
     if model.dtype not in DTYPES:
         return f"{model.dtype} is none of float32, float16, bfloat16".replace("torch.", "")
