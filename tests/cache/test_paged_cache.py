@@ -320,3 +320,21 @@ def test_blocks_are_never_lost(seed: int) -> None:
     cache.forget()
     cache.check()
     assert cache.pool.num_available == cache.pool.num_blocks and not cache.pool.num_findable
+
+
+def test_addresses_of_long_and_of_short_blocks() -> None:
+    """Block by block where a row has many new tokens, else number by number: the table says where each lies."""
+    cache = PagedCache(4096, CPU, longest=1024, block_size=16)
+    for row in range(3):
+        cache.admit(row)
+        cache.extend([row], [(5, 16, 23)[row]])
+    cache.release(1)
+    cache.admit(1)
+    for counts in ((200, 90, 311), (3, 1, 2), (1, 400, 16)):
+        rows = cache.extend([0, 1, 2], list(counts))
+        expected = [
+            int(cache._table[slot, place // 16]) * 16 + place % 16
+            for slot, past, count in zip(rows.slots, rows.past, rows.counts, strict=True)
+            for place in range(past, past + count)
+        ]
+        assert cache.addresses(rows).tolist() == expected

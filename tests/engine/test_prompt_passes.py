@@ -23,11 +23,12 @@ CPU = torch.device("cpu")
 LONGEST = 300
 
 
-def scorer_with_passes(bound: int = 512) -> tuple[Scorer, PromptPasses]:
-    scorer = Scorer(tiny_model("llama"), cache=PagedCache(4096, CPU, longest=LONGEST, block_size=16))
+def scorer_with_passes(bound: int | None = 512, longest: int = LONGEST) -> tuple[Scorer, PromptPasses]:
+    scorer = Scorer(tiny_model("llama"), cache=PagedCache(4096, CPU, longest=longest, block_size=16))
     passes = PromptPasses(scorer, Rehearsing(CPU), bound)
     scorer.admit(99)  # settles the size
-    passes.prepare()
+    if bound is not None:
+        passes.prepare()
     scorer.recorded_feed = passes.feed
     return scorer, passes
 
@@ -94,27 +95,61 @@ def test_a_row_longer_than_attention_was_recorded_for_is_left(monkeypatch: pytes
 
 def test_what_passes_leave_of_a_long_prompt_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     scorer, passes = scorer_with_passes()
-    shapes, recorded = list[tuple[int, int]](), passes._recorded
+    shapes, recorded = list[tuple[int, ...]](), passes._recorded
     monkeypatch.setattr(passes, "_recorded", lambda *shape: (shapes.append(shape), recorded(*shape))[1])
     monkeypatch.setattr("forerun.engine.device.prompt_passes.LONG", 64)
     monkeypatch.setattr("forerun.models.scorer.PREFILL_TOKENS", 64)
     scorer.admit(0)
     scorer.feed([0], [text(1, 150)])
-    assert shapes == [(1, 32)]
+    assert shapes == [(1, 32, 512)]
     check_rows(scorer, {0: text(1, 150)})
 
 
 def test_several_short_prompts_run_together(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pieces of one row lie in one pass, and one pass does not hold all of them."""
     scorer, passes = scorer_with_passes()
-    shapes, recorded = list[tuple[int, int]](), passes._recorded
+    shapes, recorded = list[tuple[int, ...]](), passes._recorded
     monkeypatch.setattr(passes, "_recorded", lambda *shape: (shapes.append(shape), recorded(*shape))[1])
     texts = {row: text(row, 40 + row) for row in range(12)}
     for row in texts:
         scorer.admit(row)
     scorer.feed(list(texts), list(texts.values()))
-    assert shapes == [(PIECES[1], PIECE), (PIECES[0], PIECE)], "36 to 41 pieces"
+    assert shapes == [(PIECES[1], PIECE, 512), (PIECES[0], PIECE, 512)], "36 to 41 pieces"
     check_rows(scorer, texts)
+
+
+def test_without_a_warm_up_sizes_are_recorded_as_they_are_met(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first time already, so that the same text is read by the same work the second time."""
+    monkeypatch.setattr("forerun.engine.device.shapes.SMALLEST_KEY_BOUND", 64)
+    scorer, passes = scorer_with_passes(bound=None, longest=600)
+    recorder, rows, bounds = passes.recordings.recorder, passes._pass.rows, list[tuple[int, int]]()
+
+    def watched(slots: Tensor, past: Tensor, count: int, bound: int) -> StaticRows:
+        bounds.append((int(past.max()) + count, bound))
+        return rows(slots, past, count, bound)
+
+    monkeypatch.setattr(passes._pass, "rows", watched)
+    own = text(1, 250)
+    for row in range(2):
+        scorer.admit(row)
+        for start, end, known in ((0, 20, 1), (20, 50, 1), (50, 80, 2), (80, 250, 3)):
+            scorer.feed([row], [own[start:end]])
+            assert recorder.num_recordings == (3 if row else known), "chunks of 32 for 64 and 128 keys, of 256"
+    assert all(keys <= bound for keys, bound in bounds) and {bound for _, bound in bounds} == {64, 128, 512}
+    check_rows(scorer, {0: own, 1: own})
+
+
+def test_without_a_warm_up_many_tokens_are_left_to_one_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("forerun.engine.device.prompt_passes.MANY", 60)
+    scorer, passes = scorer_with_passes(bound=None)
+    texts = {row: text(row, 30) for row in range(3)}
+    for row in texts:
+        scorer.admit(row)
+    assert passes.feed(list(texts.items())) == list(texts.items())
+    scorer.feed(list(texts), list(texts.values()))
+    check_rows(scorer, texts)
+    assert passes.recordings.recorder.num_recordings == 0
+    assert passes.feed([(0, text(7, 30)), (1, text(8, 30))]) == [], "together these are few"
 
 
 @pytest.mark.parametrize("lengths", [(150,), (40,) * 12])

@@ -19,11 +19,12 @@ from heapq import heappop, heappush
 import torch
 from torch import Tensor
 
-from forerun.cache.base import STRAY, CacheFull, KeyValueCache, Layer, NewRow, RowsRead, ranges
+from forerun.cache.base import LONG, STRAY, CacheFull, KeyValueCache, Layer, NewRow, RowsRead, ranges
 from forerun.cache.blocks import SCRATCH, BlockPool
 from forerun.cache.ragged import RaggedCache
 from forerun.kernels.scaled_keys import ScaledKeys
 from forerun.math.scaled import Scheme
+from forerun.math.transfer import copy_into
 from forerun.types import RaggedRows, Source
 
 BLOCK_SIZE = 128  # the most keys that an attention kernel reads at a time: a tile never straddles two blocks
@@ -186,9 +187,17 @@ class PagedCache(KeyValueCache):
         return blocks[0] if blocks == list(range(blocks[0], blocks[0] + len(blocks))) else None
 
     def addresses(self, rows: RaggedRows) -> Tensor:
+        if sum(rows.counts) > LONG * len(rows.counts):  # torch's indexing would wake a thread for every core
+            return torch.cat(list(map(self._addresses_of, rows.slots, rows.past, rows.counts)))
         positions = ranges(rows.past, rows.counts)
         slots = torch.tensor(rows.slots).repeat_interleave(torch.tensor(rows.counts))
         return self._table[slots, positions // self.block_size].long() * self.block_size + positions % self.block_size
+
+    def _addresses_of(self, slot: int, past: int, count: int) -> Tensor:
+        """The same of one row, block after block."""
+        blocks = self._table[slot, past // self.block_size : -(-(past + count) // self.block_size)].long()
+        places = blocks[:, None] * self.block_size + torch.arange(self.block_size)
+        return places.flatten()[past % self.block_size :][:count]
 
     def locate(self, rows: RaggedRows, places: Tensor) -> tuple[Tensor, Tensor]:
         here = places.cpu()
@@ -299,16 +308,12 @@ class PagedCache(KeyValueCache):
         self.version += 1
 
     def _send_table(self) -> None:
-        """Bring the device's table up to date, in the order of what was launched before and what will be after.
-
-        New page-locked memory each time: its allocator keeps it until the copy has happened.
-        """
+        """Bring the device's table up to date, in the order of what was launched before and what will be after."""
         if not self._changed:
             return
         assert self.table is not None
         rows = slice(min(self._changed), max(self._changed) + 1)
-        changed = self._table[rows].clone()
-        self.table[rows].copy_(changed.pin_memory() if self.table.is_cuda else changed, non_blocking=True)
+        copy_into(self.table[rows], self._table[rows].clone())
         self._changed = set()
 
 

@@ -159,6 +159,7 @@ class Engine:
         self.runner = runner_for(self.target, clone, self.rule, self.clock) if self.compile else None
         if self.runner is not None:
             self.drafting.passes = draft_passes_of(clone, self.target, self.clock)
+            self.runner.record_prompts()
 
     def _caches(self) -> list[KeyValueCache]:
         drafter = self.drafting.drafter
@@ -271,7 +272,7 @@ class Engine:
                 bound = bounds_up_to(longest)[0]
                 if self.drafting.passes is not None:
                     self.drafting.passes.prepare(sizes_up_to(rows), bound)
-                runner.prepare_prompts(bound)
+                runner.record_prompts(bound)
                 return count, remark
             except Exception as error:
                 runner.disable(error)

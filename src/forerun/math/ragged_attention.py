@@ -16,6 +16,7 @@ from forerun.errors import InvalidArgument
 from forerun.math.attention import Form, Scale, attend_by_hand
 from forerun.math.precision import working
 from forerun.math.prompt_attention import attend_prompt
+from forerun.math.transfer import to_device
 from forerun.types import RaggedRows
 
 PROMPT = 2048  # new tokens of a row from which on torch's attention is the faster one: below, its launches cost more
@@ -67,7 +68,7 @@ def reach_of(rows: RaggedRows, device: torch.device, window: int = 0, table: Ten
     starts = [0]
     for count in rows.counts:
         starts.append(starts[-1] + count)
-    packed = torch.tensor([*rows.slots, *lengths, *starts], dtype=torch.int32).to(device)
+    packed = to_device(torch.tensor([*rows.slots, *lengths, *starts], dtype=torch.int32), device)
     slots, ends, places = packed.split([len(lengths), len(lengths), len(starts)])
     return Reach(slots, ends, places, max(rows.counts), rows.longest, window, num_keys=sum(lengths), table=table)
 

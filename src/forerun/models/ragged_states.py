@@ -21,6 +21,7 @@ from forerun.config import Kernels
 from forerun.errors import UnsupportedModel
 from forerun.math.attention import Form, Plan, choose_form, plan, plan_across
 from forerun.math.ragged_attention import Reach, reach_of
+from forerun.math.transfer import to_device
 from forerun.models.branches import Branches, new_trees
 from forerun.models.families import Family, Layout
 from forerun.models.padded import PaddedRows
@@ -76,9 +77,9 @@ class RaggedStates(Cache):
         span = self.get_mask_sizes(self.width)[0]
         self.branches = None if trees is None else Branches.of(rows, trees, span, device)
         self.positions = (
-            ranges(rows.past, rows.counts).to(device) if self.branches is None else self.branches.positions
+            to_device(ranges(rows.past, rows.counts), device) if self.branches is None else self.branches.positions
         )  # [N]
-        self.addresses = cache.addresses(rows).to(device)  # [N]
+        self.addresses = to_device(cache.addresses(rows), device)  # [N]
         self.padded = PaddedRows.of(rows, cache, device) if self.layout is Layout.PADDED else None
         # Stands for a mask that hides nothing.
         self.bidirectional = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=device)

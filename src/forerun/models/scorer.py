@@ -18,6 +18,7 @@ from forerun.cache.journal import digest, replay
 from forerun.config import Kernels, kernels
 from forerun.errors import ForerunWarning, InvalidArgument, RankLost, UnsupportedModel
 from forerun.math.attention import Form
+from forerun.math.transfer import to_device
 from forerun.math.tree import is_chain
 from forerun.models import families
 from forerun.models.attention import forget_configs
@@ -317,7 +318,7 @@ class Scorer:
         if tails is None or sum(tails) == ends[-1]:
             return self._logits(rows, blocks, None, trees)
         starts = [end - tail for end, tail in zip(ends, tails, strict=True)]
-        return self._logits(rows, blocks, ranges(starts, tails).to(self.device), trees)
+        return self._logits(rows, blocks, to_device(ranges(starts, tails), self.device), trees)
 
     def score_last(self, rows: Sequence[int], blocks: Sequence[Sequence[int]]) -> Tensor:
         """Logits [B, V] after the last token of each block."""
@@ -339,7 +340,7 @@ class Scorer:
         return logits
 
     def _tokens(self, blocks: Sequence[Sequence[int]]) -> Tensor:
-        return torch.tensor([token for block in blocks for token in block], device=self.device)
+        return to_device(torch.tensor([token for block in blocks for token in block]), self.device)
 
     @torch.inference_mode()
     def _run(

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from forerun.errors import InvalidArgument
+from forerun.math.transfer import to_device
 from forerun.train.shards import TrainingText
 
 WINDOW = 32  # batches' worth of sequences that are sorted by length together: little padding, still a good mix
@@ -36,7 +37,7 @@ class Batch:
         def move(value: Tensor | int | None) -> Any:
             if not isinstance(value, Tensor):
                 return value
-            return value.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else value.to(device)
+            return to_device(value, device)
 
         return Batch(*(move(getattr(self, field.name)) for field in fields(self)))
 

@@ -1,10 +1,14 @@
-"""Passes over prompts as recorded work, after a warm-up.
+"""Passes over prompts as recorded work: all sizes ahead of time by a warm-up, or each when it is first met.
 
 Launched one by one, the kernels of a pass over 512 tokens of a large model keep a GPU waiting for four fifths of the
 time, and every row that decodes waits with it. A prompt is cut into chunks of few sizes; what is missing to a size is
 padding, whose keys go where nobody reads. Several short ones (what shared beginnings leave, or a draft model has
 missed) are cut into small pieces that run together, each as a row of the pass: every layer writes the keys of all
 pieces before any of them attends, so a piece finds those of the pieces before it.
+
+Without a warm-up a size is recorded the first time it is met, which takes the host about as long as that pass would
+have, and not only when it recurs: the same call twice is then the same work, to the last bit. Prompts that keep a
+device busy however they are launched are left to passes of their own length, which hold all of them at once.
 """
 
 from __future__ import annotations
@@ -18,7 +22,8 @@ from torch import Tensor
 
 from forerun.engine.device.capture import Work
 from forerun.engine.device.recorder import Recorder, Recordings
-from forerun.engine.device.shapes import fingerprint
+from forerun.engine.device.shapes import fingerprint, key_bound
+from forerun.math.transfer import copy_into
 from forerun.models import static_pass
 from forerun.models.scorer import Scorer, Unread
 from forerun.models.seq2seq import Seq2SeqScorer
@@ -28,6 +33,8 @@ CHUNKS = (32, 64, 128, 256, 384, 512)  # tokens of one row
 PIECE, PIECES = 16, (8, 32)  # tokens of a piece, and how many of them run together
 WEIGHTS = 240  # tokens that a GPU computes in the time in which it reads the weights for them
 LONG = 2048  # tokens from which on passes that are not recorded keep a device busy, and are larger
+# Without a warm-up, where nobody decodes meanwhile: tokens of all prompts from which on one pass for all is faster.
+MANY = 1024
 
 
 def why_not(scorer: Scorer) -> str | None:
@@ -48,9 +55,12 @@ class Piece(NamedTuple):
 
 
 class PromptPasses:
-    """Takes in tokens of rows up to `bound` keys; `Scorer.recorded_feed` is one's `feed`."""
+    """Takes in tokens of rows up to `bound` keys; `Scorer.recorded_feed` is one's `feed`.
 
-    def __init__(self, scorer: Scorer, recorder: Recorder, bound: int) -> None:
+    Without a bound passes are recorded for as many keys as they meet.
+    """
+
+    def __init__(self, scorer: Scorer, recorder: Recorder, bound: int | None = None) -> None:
         self.scorer, self.bound = scorer, bound
         self.recordings = Recordings(recorder)
         self._pass = StaticPass(scorer)
@@ -58,17 +68,21 @@ class PromptPasses:
         self._numbers: dict[tuple[int, int], Tensor] = {}
 
     def prepare(self) -> None:
-        """Record all there is."""
+        """Record all there is for the bound."""
+        assert self.bound is not None
         for shape in (*((1, chunk) for chunk in reversed(CHUNKS)), *((pieces, PIECE) for pieces in reversed(PIECES))):
             if 1 + shape[1] <= self.scorer.cache.capacity:
                 self._send(shape, [])
-                self._recorded(*shape)
+                self._recorded(*shape, self.bound)
 
+    @torch.inference_mode()
     def feed(self, new: list[Unread]) -> list[Unread]:
         """All but long prompts, and ends of rows that padding would bring past `bound` or all keys a row can have.
 
-        Those are returned.
+        Those are returned, and without a bound all where there are many.
         """
+        if self.bound is None and sum(len(block) for _, block in new) > MANY:
+            return new
         ready = [(row, block) for row, block in new if len(block) <= LONG]
         rest = [(row, block) for row, block in new if len(block) > LONG]
         if len(ready) > 1 and self._are_faster_together(ready):
@@ -109,14 +123,15 @@ class PromptPasses:
 
     def _fits(self, row: int, tokens: int) -> bool:
         """Whether the keys it would have, padding included, are no more than attention was recorded for."""
-        return self.scorer.cache.length(row) + tokens <= min(self.scorer.cache.capacity, self.bound)
+        most = self.scorer.cache.capacity if self.bound is None else min(self.scorer.cache.capacity, self.bound)
+        return self.scorer.cache.length(row) + tokens <= most
 
     def _run(self, shape: tuple[int, int], pieces: Sequence[Piece]) -> None:
         """The pieces of a row follow one another."""
         cache, ends = self.scorer.cache, {piece.row: piece.past + len(piece.tokens) for piece in pieces}
         cache.reserve(list(ends), list(ends.values()))
         self._send(shape, pieces)
-        self._recorded(*shape)()
+        self._recorded(*shape, self.bound or key_bound(max(piece.past for piece in pieces) + shape[1]))()
         for row, end in ends.items():
             cache.set_length(row, end)
 
@@ -130,19 +145,19 @@ class PromptPasses:
         past = [*(piece.past for piece in pieces), *[1] * dummies]
         blocks = [[*piece.tokens, *[0] * (tokens - len(piece.tokens))] for piece in pieces] + [[0] * tokens] * dummies
         numbers = torch.tensor([*slots, *past, *(token for block in blocks for token in block)])
-        self._numbers[shape].copy_(numbers.pin_memory() if device.type == "cuda" else numbers, non_blocking=True)
+        copy_into(self._numbers[shape], numbers)
 
-    def _recorded(self, rows: int, tokens: int) -> Work:
+    def _recorded(self, rows: int, tokens: int, bound: int) -> Work:
         return self.recordings.get(
-            (rows, tokens),
+            (rows, tokens, bound),
             lambda: (self.scorer.version, fingerprint([self.scorer])),
-            partial(self._work, rows, tokens),
+            partial(self._work, rows, tokens, bound),
             (),
         )
 
-    def _work(self, rows: int, tokens: int) -> None:
+    def _work(self, rows: int, tokens: int, bound: int) -> None:
         slots, past, ids = self._numbers[rows, tokens].split([rows, rows, rows * tokens])
-        self._pass.hidden(ids.view(rows, tokens), self._pass.rows(slots, past, tokens, self.bound))
+        self._pass.hidden(ids.view(rows, tokens), self._pass.rows(slots, past, tokens, bound))
 
 
 def _chunks(tokens: int) -> list[int]:

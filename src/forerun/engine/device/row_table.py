@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -16,6 +17,7 @@ from forerun.engine.device.row_options import make_options, wants_options, write
 from forerun.engine.row import Row
 from forerun.math.advance import HEAD, DeviceRowState
 from forerun.math.row_options import RowOptions
+from forerun.math.transfer import copy_into, to_device
 from forerun.types import Keys, LawParams
 
 # Columns of the table; those of SETTINGS are the bits of float64.
@@ -127,7 +129,7 @@ class RowTable:
         numbers = torch.tensor(columns, dtype=torch.int64).T
         each = [[getattr(row.request.params, name) for name in SETTINGS] for row in rows]
         settings = torch.tensor(each, dtype=torch.float64).T[:, repeat].contiguous().view(torch.int64)
-        self._send(self.values, torch.cat([numbers, law.top_k[repeat][None], settings]))
+        copy_into(self.values, torch.cat([numbers, law.top_k[repeat][None], settings]))
         self.row_state.block[:, 0].copy_(self._last_two[0])
         self.row_state.block[:, 1].copy_(self._last_two[1])
         self.params = LawParams(
@@ -135,7 +137,7 @@ class RowTable:
             **{name: getattr(law, name) for name in FLAGS},
         )  # fmt: skip
         if self.has_options:
-            write_options(self.options, rows, self._on_device)
+            write_options(self.options, rows, partial(to_device, device=self.device))
 
     def cover_all(self, alternatives: Sequence[int] = ()) -> None:
         """Take the rows by what suits rows of every kind, which costs a little more: parameters are each row's own.
@@ -148,7 +150,7 @@ class RowTable:
         self.params = covering(self.params)
         if not self.has_options:
             self.has_options = True
-            write_options(self.options, self.rows, self._on_device)
+            write_options(self.options, self.rows, partial(to_device, device=self.device))
 
     def assign_blocks(
         self, slots: Sequence[RowSlots], past: Sequence[int], blocks: Sequence[Sequence[int]], dummy: RowSlots
@@ -157,14 +159,14 @@ class RowTable:
         self.rows = ()
         dummies, count = self.size - len(past), max(map(len, blocks))
         tokens = [[*block, *[0] * (count - len(block))] for block in (*blocks, *[[0]] * dummies)]
-        self._send(self.slots, torch.tensor([own.slot for own in (*slots, *[dummy] * dummies)]))
-        self._send(self.row_state.past, torch.tensor([*past, *[1] * dummies]))
-        self._send(self.row_state.block[:, 1 : 1 + count], torch.tensor(tokens))
+        copy_into(self.slots, torch.tensor([own.slot for own in (*slots, *[dummy] * dummies)]))
+        copy_into(self.row_state.past, torch.tensor([*past, *[1] * dummies]))
+        copy_into(self.row_state.block[:, 1 : 1 + count], torch.tensor(tokens))
 
     def assign_recent(self) -> None:
         """Write the last tokens of every row, for a drafter that reads them; a round then keeps them up to date."""
         last = [row.history[-self.width :] for row in self.rows] + [[0]] * (self.size - len(self.rows))
-        self._send(self.recent, torch.tensor([[*[0] * (self.width - len(tokens)), *tokens] for tokens in last]))
+        copy_into(self.recent, torch.tensor([[*[0] * (self.width - len(tokens)), *tokens] for tokens in last]))
 
     def deactivate_finished(self) -> None:
         """From now on, entries of finished rows no longer advance."""
@@ -179,7 +181,7 @@ class RowTable:
         of_rows = [next(left) if row.finish_reason is None else 0 for row in self.rows]
         asked = (*of_rows, *[0] * (self.size - len(of_rows)))
         if asked != self._last_asked:
-            self._send(self.asked, torch.tensor(asked))
+            copy_into(self.asked, torch.tensor(asked))
             self._last_asked = asked  # last: what an interrupt kept from being sent has to be sent again
 
     def send_copies(self, lengths: Sequence[int], copies: Sequence[Sequence[int]]) -> None:
@@ -189,7 +191,7 @@ class RowTable:
         of_rows = [next(left) if row.finish_reason is None else (0, ()) for row in self.rows]
         of_rows += [(0, ())] * (self.size - len(of_rows))
         numbers = [[n, bool(copy), *copy, *[0] * (self.width - 1 - len(copy))] for n, copy in of_rows]
-        self._send(self.given, torch.tensor(numbers, dtype=torch.int64))
+        copy_into(self.given, torch.tensor(numbers, dtype=torch.int64))
 
     @property
     def is_copied(self) -> Tensor:
@@ -200,14 +202,6 @@ class RowTable:
         """Of what was sent, lengths and the first `number` tokens: work of a recorded round."""
         self.asked.copy_(self.given[:, 0])
         self.row_state.block[:, 2 : 2 + number].copy_(self.given[:, 2 : 2 + number])
-
-    def _send(self, place: Tensor, numbers: Tensor) -> None:
-        """Without waiting. New page-locked memory each time: its allocator keeps it until the copy has happened."""
-        place.copy_(numbers.pin_memory() if place.is_cuda else numbers, non_blocking=True)
-
-    def _on_device(self, numbers: Tensor) -> Tensor:
-        """The same for a tensor that has no place yet."""
-        return numbers.pin_memory().to(self.device, non_blocking=True) if self.device.type == "cuda" else numbers
 
 
 def covering(params: LawParams) -> LawParams:

@@ -568,13 +568,17 @@ class Runner:
         self._recorded_score(device_round, Shape(0, count, self._warm_bound))
         self._warm_counts.add(count)
 
-    def prepare_prompts(self, bound: int) -> None:
-        """Record passes over prompts of rows with up to `bound` keys: the target's, and a draft model's."""
+    def record_prompts(self, bound: int | None = None) -> None:
+        """Let passes over prompts be recorded, the target's and a draft model's.
+
+        Those of rows with up to `bound` keys at once; without a bound each when it is first met.
+        """
         drafter = self.drafter.scorers if isinstance(self.drafter, DeviceDraftModel) else ()
         for scorer in (self.target, *drafter):
             if prompt_passes.why_not(scorer) is None:
                 passes = PromptPasses(scorer, self.recorder, bound)
-                passes.prepare()
+                if bound is not None:
+                    passes.prepare()
                 scorer.recorded_feed = passes.feed
 
     def _nobodys_round(self, size: int, width: int, is_second: bool = False) -> tuple[DeviceRound, RowSlots]:

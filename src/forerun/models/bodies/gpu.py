@@ -27,6 +27,7 @@ from forerun.math.experts import ExpertWeights, without_identities
 from forerun.math.ragged_attention import Reach, attend_prompts, reach_of, why_not_prompts
 from forerun.math.scaled import RoundedRows
 from forerun.math.skinny import Heads, Norm
+from forerun.math.transfer import to_device
 from forerun.models.bodies import readers
 from forerun.models.bodies.base import ForwardPass
 from forerun.models.bodies.described import DescribedBody
@@ -175,8 +176,10 @@ class GpuBody(DescribedBody):
 
     def hidden(self, call: ForwardPass) -> Tensor:
         rows, cache, device = call.rows, call.cache, call.new.device
-        positions, reach = ranges(rows.past, rows.counts).to(device), reach_of(rows, device, table=cache.table)
-        return self.hidden_at(call.new, positions, cache.addresses(rows).to(device), reach, cache, rows)
+        positions, addresses = (
+            to_device(numbers, device) for numbers in (ranges(rows.past, rows.counts), cache.addresses(rows))
+        )
+        return self.hidden_at(call.new, positions, addresses, reach_of(rows, device, table=cache.table), cache, rows)
 
     def head(self, hidden: Tensor) -> Tensor:
         head = self.model.get_output_embeddings()
