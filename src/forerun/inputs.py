@@ -387,12 +387,16 @@ def unpadded(
         torch.ones_like(ids, dtype=torch.bool) if mask is None else check_mask(mask, tuple(ids.shape), name, mask_name)
     )
     prompts = []
-    for row, (tokens, kept) in enumerate(zip(ids.tolist(), real.tolist(), strict=True)):
-        is_padded = not all(kept)  # in a long prompt without padding nothing has to be looked for
-        if is_padded and "0" in "".join("01"[one] for one in kept).strip("0"):
-            raise InvalidArgument(f"{mask_name} of row {row} has a hole in the middle; pad on the left or the right")
-        prompts.append([token for token, one in zip(tokens, kept, strict=True) if one] if is_padded else tokens)
-        _check_tokens(prompts[-1], row, name, vocab_size)
+    for row, (line, kept) in enumerate(zip(ids.cpu(), real.cpu(), strict=True)):
+        tokens = line
+        if not bool(kept.all()):  # in a long prompt without padding nothing has to be looked for
+            if "0" in "".join("01"[one] for one in kept.tolist()).strip("0"):
+                raise InvalidArgument(
+                    f"{mask_name} of row {row} has a hole in the middle; pad on the left or the right"
+                )
+            tokens = line[kept]
+        _check_tokens(tokens, row, name, vocab_size)
+        prompts.append(tokens.tolist())
     return prompts
 
 
@@ -432,11 +436,11 @@ def check_tensor(value: Any, name: str, remedy: str) -> None:
         raise InvalidArgument(f"{name} is a {kind} tensor: {remedy}")
 
 
-def _check_tokens(tokens: list[int], row: int, name: str, vocab_size: int | None) -> None:
-    if not tokens:
+def _check_tokens(tokens: Tensor, row: int, name: str, vocab_size: int | None) -> None:
+    if not len(tokens):
         raise InvalidArgument(
             f"{name}: prompt {row} is empty: give at least one token (a begin-of-sequence id will do)"
         )
-    if vocab_size is not None and not 0 <= min(tokens) <= max(tokens) < vocab_size:
-        bad = next(token for token in tokens if not 0 <= token < vocab_size)
+    if vocab_size is not None and not 0 <= int(tokens.min()) <= int(tokens.max()) < vocab_size:
+        bad = next(token for token in tokens.tolist() if not 0 <= token < vocab_size)
         raise InvalidArgument(f"{name}: token {bad} is outside the target's vocabulary of {vocab_size}")

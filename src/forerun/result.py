@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain, repeat
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from forerun.engine import FinishReason, RowResult, Stats
 from forerun.engine.row import TokenLogprob
 from forerun.errors import InvalidArgument
+from forerun.math.transfer import int64
 from forerun.types import Origin
 
 
@@ -93,12 +94,16 @@ def sequences(rows: Sequence[RowResult], pad: int, like: Tensor) -> Tensor:
     left = max(like.shape[1], *(len(row.request.prompt) for row in rows))
     right = max(len(row.tokens) for row in rows)
     lines = [
-        [pad] * (left - len(row.request.prompt))
-        + [*row.request.prompt, *row.tokens]
-        + [pad] * (right - len(row.tokens))
+        (
+            repeat(pad, left - len(row.request.prompt)),
+            row.request.prompt,
+            row.tokens,
+            repeat(pad, right - len(row.tokens)),
+        )
         for row in rows
     ]
-    return torch.tensor(lines, dtype=like.dtype, device=like.device)
+    numbers = int64(chain.from_iterable(chain.from_iterable(lines))).view(len(rows), left + right)
+    return numbers.to(like.device, like.dtype)
 
 
 def _parameters(row: RowResult) -> dict[str, Any]:

@@ -140,7 +140,7 @@ def test_without_a_warm_up_sizes_are_recorded_as_they_are_met(monkeypatch: pytes
 
 
 def test_without_a_warm_up_many_tokens_are_left_to_one_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("forerun.engine.device.prompt_passes.MANY", 60)
+    monkeypatch.setattr("forerun.engine.device.prompt_passes.LONG", 60)
     scorer, passes = scorer_with_passes(bound=None)
     texts = {row: text(row, 30) for row in range(3)}
     for row in texts:

@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import Any, Protocol
 
 import torch
@@ -18,7 +18,7 @@ from forerun.cache.journal import digest, replay
 from forerun.config import Kernels, kernels
 from forerun.errors import ForerunWarning, InvalidArgument, RankLost, UnsupportedModel
 from forerun.math.attention import Form
-from forerun.math.transfer import to_device
+from forerun.math.transfer import int64, to_device
 from forerun.math.tree import is_chain
 from forerun.models import families
 from forerun.models.attention import forget_configs
@@ -340,7 +340,7 @@ class Scorer:
         return logits
 
     def _tokens(self, blocks: Sequence[Sequence[int]]) -> Tensor:
-        return to_device(torch.tensor([token for block in blocks for token in block]), self.device)
+        return to_device(int64(chain.from_iterable(blocks)), self.device)
 
     @torch.inference_mode()
     def _run(

@@ -157,6 +157,12 @@ def test_laws_that_lie_step_after_step(rule: Rule) -> None:
     order = torch.arange(ROWS * width, device=DEVICE)
     step_major = LogitLaw(turned, order.view(width, ROWS).T, round_.params, order % ROWS)
     assert verify.why_not(round_.target, replace(round_.draft, law=step_major), rule) is not None
+    one = make(700, width=1)
+    column = torch.arange(ROWS, device=DEVICE)[None].T  # as far apart as it likes
+    assert column.stride(-1) != 1
+    own = LogitLaw(one.draft.law.logits, column, one.params, column[:, 0])  # type: ignore[attr-defined]
+    narrow = replace(one, draft=replace(one.draft, law=own))
+    assert_same(narrow.judged(rule), narrow.expected(rule))
     points = PointMass(round_.draft.tokens.T.contiguous().T, 700)
     other = replace(round_, draft=replace(round_.draft, law=points))
     assert_same(other.judged(rule), other.expected(rule))

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from itertools import chain
 from typing import NamedTuple
 
 import torch
@@ -23,7 +24,7 @@ from torch import Tensor
 from forerun.engine.device.capture import Work
 from forerun.engine.device.recorder import Recorder, Recordings
 from forerun.engine.device.shapes import fingerprint, key_bound
-from forerun.math.transfer import copy_into
+from forerun.math.transfer import copy_into, int64
 from forerun.models import static_pass
 from forerun.models.scorer import Scorer, Unread
 from forerun.models.seq2seq import Seq2SeqScorer
@@ -33,8 +34,6 @@ CHUNKS = (32, 64, 128, 256, 384, 512)  # tokens of one row
 PIECE, PIECES = 16, (8, 32)  # tokens of a piece, and how many of them run together
 WEIGHTS = 240  # tokens that a GPU computes in the time in which it reads the weights for them
 LONG = 2048  # tokens from which on passes that are not recorded keep a device busy, and are larger
-# Without a warm-up, where nobody decodes meanwhile: tokens of all prompts from which on one pass for all is faster.
-MANY = 1024
 
 
 def why_not(scorer: Scorer) -> str | None:
@@ -81,7 +80,7 @@ class PromptPasses:
 
         Those are returned, and without a bound all where there are many.
         """
-        if self.bound is None and sum(len(block) for _, block in new) > MANY:
+        if self.bound is None and sum(len(block) for _, block in new) > LONG:
             return new
         ready = [(row, block) for row, block in new if len(block) <= LONG]
         rest = [(row, block) for row, block in new if len(block) > LONG]
@@ -144,7 +143,7 @@ class PromptPasses:
         slots = [*(cache.slot(piece.row) for piece in pieces), *[cache.reserve_slots(True)] * dummies]
         past = [*(piece.past for piece in pieces), *[1] * dummies]
         blocks = [[*piece.tokens, *[0] * (tokens - len(piece.tokens))] for piece in pieces] + [[0] * tokens] * dummies
-        numbers = torch.tensor([*slots, *past, *(token for block in blocks for token in block)])
+        numbers = int64(chain(slots, past, *blocks))
         copy_into(self._numbers[shape], numbers)
 
     def _recorded(self, rows: int, tokens: int, bound: int) -> Work:

@@ -37,7 +37,8 @@ def why_not_logits(logits: Tensor) -> str | None:
 def proposal_of(law: Law) -> Proposal | None:
     """None for laws of a kind that no kernel reads."""
     if isinstance(law, LogitLaw):
-        is_read = law.index.stride(-1) == 1 and not why_not_logits(law.logits)
+        lies_in_rows = law.index.stride(-1) == 1 or law.index.shape[-1] == 1  # one column has any stride
+        is_read = lies_in_rows and not why_not_logits(law.logits)
         return Proposal(LOGITS.value, logits_of(law), law.kept) if is_read else None
     if isinstance(law, ReducedLaw):
         inner = proposal_of(law.law)
