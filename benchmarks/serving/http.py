@@ -13,8 +13,8 @@ from forerun.bench.serve.samples import Counts, Sample
 from forerun.decoder import SpeculativeDecoder
 from forerun.errors import ServerError
 from forerun.measure.record import Record, load
-from forerun.serve.apart.host import EngineHost
-from forerun.serve.apart.process import FrontProcess, make_host
+from forerun.serve.apart.host import EngineHost, make_host
+from forerun.serve.apart.process import FrontProcess
 from forerun.serve.apart.wire import Beginning
 from forerun.serve.model import ServedModel
 from forerun.serve.settings import AddressSettings, ServiceSettings
@@ -36,7 +36,7 @@ class Servers:
         """The address of the one that runs; if there is none, of a new one."""
         if self._host is None:
             self._front, self._next = self._next, FrontProcess()
-            self._host = make_host(decoder, model, self._front)
+            self._host = make_host(decoder, model, self._front.connection)
             ready, urls = threading.Event(), list[str]()
 
             def on_ready(url: str) -> None:

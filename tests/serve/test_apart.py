@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import socket
+import sys
 import threading
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
@@ -19,14 +20,18 @@ import pytest
 from llguidance import LLMatcher
 
 from forerun.config import SamplingParams
-from forerun.engine import FinishReason, Request, Stats
+from forerun.decoder import SpeculativeDecoder
+from forerun.engine import AsyncEngine, FinishReason, Request, Stats
+from forerun.errors import InvalidArgument, ServerError
 from forerun.serve.apart import remote
+from forerun.serve.apart.engine_process import EngineProcess
 from forerun.serve.apart.host import EngineHost
 from forerun.serve.apart.remote import RemoteBackend, RemoteStream
 from forerun.serve.apart.wire import (
     Abort,
     Answer,
     Beginning,
+    ComeAround,
     Drain,
     Ended,
     Failed,
@@ -264,8 +269,106 @@ def test_requests_that_the_engine_refuses_are_told_why() -> None:
         assert told(connection, 1)[0].status == 400
 
 
+def test_an_engine_comes_around_at_the_end_of_a_round_and_says_how_it_is_at_any_time() -> None:
+    is_over = threading.Event()
+    with hosted() as (host, connection):
+        host.backend.engine.between_steps(is_over.wait)  # as a round that does not end
+        connection.sendall(pack(ComeAround(0)) + pack(Look(1)))
+        assert told(connection, 1).keys() == {1}
+        is_over.set()
+        assert told(connection, 1)[0].value.is_alive
+        host.backend.engine.close()
+        connection.sendall(pack(ComeAround(2)))
+        assert not told(connection, 1)[2].value.is_alive
+
+
+def load_tiny() -> tuple[SpeculativeDecoder, ServedModel]:
+    decoder = make_decoder()
+    return decoder, ServedModel.of(decoder, byte_tokenizer(), "tiny", 0)
+
+
+def load_nothing() -> tuple[SpeculativeDecoder, ServedModel]:
+    raise InvalidArgument("there is no such model")
+
+
+class ErrorOfTwo(Exception):
+    """Cannot be made again of its one argument."""
+
+    def __init__(self, one: str, two: str) -> None:
+        super().__init__(one + two)
+
+
+def load_badly() -> tuple[SpeculativeDecoder, ServedModel]:
+    raise ErrorOfTwo("no", "thing")
+
+
+@pytest.fixture
+def tests_can_be_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By processes that a test starts."""
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("tests_can_be_imported")
+def test_an_engine_that_this_process_has_started() -> None:
+    process = EngineProcess(load_tiny)
+    model, backend = process.loaded()
+    assert model.name == "tiny"
+
+    async def decode() -> list[int]:
+        lost = asyncio.Event()
+        backend.on_lost = lost.set
+        await backend.open()
+        stream, tokens = backend.submit(REQUEST), list[int]()
+        while gained := await stream.gathered():
+            tokens += [token for each in gained for token in each.tokens]
+        await backend.come_around()
+        assert backend.state.is_alive
+        os.kill(process.pid, signal.SIGTERM)  # as whoever stops a whole group: it means nothing
+        await backend.come_around()
+        assert backend.state.is_alive and not lost.is_set()
+        os.kill(process.pid, signal.SIGKILL)
+        await asyncio.wait_for(lost.wait(), 20)
+        await backend.come_around()
+        assert not backend.state.is_alive
+        return tokens
+
+    with AsyncEngine(load_tiny()[0].engine) as engine:
+        expected = [token for progress in engine.submit(REQUEST) for token in progress.tokens]
+    assert asyncio.run(decode()) == expected
+    assert process.wait() == -signal.SIGKILL
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("tests_can_be_imported")
+def test_an_engine_ends_when_nobody_calls_it() -> None:
+    process = EngineProcess(load_tiny)
+    _, backend = process.loaded()
+
+    async def hang_up() -> None:
+        await backend.open()
+        backend.close()
+        await asyncio.sleep(0.1)
+
+    asyncio.run(hang_up())
+    assert process.wait() == 0
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("tests_can_be_imported")
+def test_why_an_engine_was_not_loaded_is_told_to_who_started_it() -> None:
+    nothing, badly, killed = EngineProcess(load_nothing), EngineProcess(load_badly), EngineProcess(load_tiny)
+    os.kill(killed.pid, signal.SIGKILL)
+    with pytest.raises(InvalidArgument, match="no such model"):
+        nothing.loaded()
+    with pytest.raises(ServerError, match="ErrorOfTwo: nothing"):
+        badly.loaded()
+    with pytest.raises(ServerError, match="ended with status -9"):
+        killed.loaded()
+
+
 def test_one_process_says_what_two_say(server: Server) -> None:
-    """As replicas do: texts, log-probabilities of a prompt, a grammar, a refusal, counts."""
+    """Texts, log-probabilities of a prompt, a grammar, a refusal, counts."""
     asked = {"prompt": "the sea the sea", "max_tokens": 12, "seed": 3, "logprobs": 1}
     bodies = [{**asked, "echo": True}, {**asked, "guided_regex": "[ab]{3,9}"}, {**asked, "max_tokens": 9999}]
     with running(apart=False) as other:

@@ -97,7 +97,7 @@ def test_time_is_bounded_and_whoever_leaves_ends_it(endless: list[threading.Even
 @pytest.mark.parametrize("logprobs", (None, 1))
 def test_an_engine_that_has_ended_is_told_so(logprobs: int | None) -> None:
     with running(apart=False) as server:
-        server.service.engine.close()
+        server.service.backend.close()
         answer = server.post("/v1/completions", prompt="abc", echo=True, max_tokens=1, logprobs=logprobs)
         assert answer.status_code == 503, answer.text
 

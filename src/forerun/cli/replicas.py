@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
+import os
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from forerun.cli.service import make_service, served_name
+from forerun.cli.service import is_whisper, load_model, make_speech_service, served_name
 from forerun.errors import InvalidArgument
 from forerun.processes import free_port, usable_cores
+from forerun.serve.apart.engine_process import EngineProcess
 from forerun.serve.settings import AddressSettings, ReplicaSettings, ServiceSettings
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from forerun.decoder import SpeculativeDecoder
+    from forerun.serve.model import ServedModel
     from forerun.serve.replicas.deployment import Share
     from forerun.serve.service import Service
     from forerun.serve.speech import SpeechService
 
+log = logging.getLogger("ray.serve")
 MORE_SECONDS = 5.0  # than replicas have to let requests end, before they are left alone
 
 
@@ -77,9 +83,33 @@ def maker(options: dict[str, Any], limits: ServiceSettings) -> Any:
 
 
 def _make(options: dict[str, Any], limits: ServiceSettings, engine: str) -> Service | SpeechService:
-    """In the process of a replica, whose log is Ray's."""
+    """In the process of a replica, whose log is Ray's. Text is decoded in a further one, so that the interpreter which
+    answers Ray and its proxy does not keep the engine's waiting; a Whisper's batches are long enough to share it."""
     from forerun.cli.console import err_console, plain_warnings
 
     console = err_console()
     with plain_warnings(console):
-        return make_service(options, limits, console, engine)
+        if is_whisper(options):
+            return make_speech_service(options, limits, console, engine)
+        process = EngineProcess(partial(_load, options, limits))
+        from forerun.serve.service import Service
+
+        model, backend = process.loaded()
+        backend.on_lost = partial(_end, process)
+        return Service(model, backend, limits, engine)
+
+
+def _load(options: dict[str, Any], limits: ServiceSettings) -> tuple[SpeculativeDecoder, ServedModel]:
+    """In the engine's own process."""
+    from forerun.cli.console import err_console, plain_warnings
+
+    console = err_console()
+    with plain_warnings(console):
+        return load_model(options, limits, console)
+
+
+def _end(process: EngineProcess) -> None:
+    """Without its engine a replica is nothing: Ray sees its process end, and starts another one."""
+    log.error("the engine's process has ended with status %d, and this replica with it", process.wait())
+    logging.shutdown()
+    os._exit(1)

@@ -14,23 +14,9 @@ if TYPE_CHECKING:
 
     from forerun.decoder import SpeculativeDecoder
     from forerun.serve.model import ServedModel
-    from forerun.serve.service import Service
     from forerun.serve.speech import SpeechService
 
 WARM_UP = ((1, 2, 3, 4),)
-
-
-def make_service(
-    options: dict[str, Any], limits: ServiceSettings, console: Console, engine: str = "0"
-) -> Service | SpeechService:
-    """The service that the options ask for, all of it in this process; its metrics bear the label `engine`."""
-    if is_whisper(options):
-        return make_speech_service(options, limits, console, engine)
-    from forerun.serve.backend import LocalBackend
-    from forerun.serve.service import Service
-
-    decoder, model = load_model(options, limits, console)
-    return Service(model, LocalBackend(decoder), limits, engine)
 
 
 def load_model(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import suppress
@@ -11,9 +12,14 @@ from typing import Protocol
 from forerun.decoder import SpeculativeDecoder
 from forerun.engine import AsyncEngine, FinishReason, Request, Stats
 from forerun.engine.row import TokenLogprob
+from forerun.errors import EngineClosed
 from forerun.parallel import Coordinator
 from forerun.serve.prompt_logprobs import prompt_logprobs
 from forerun.types import Origin
+
+SWITCH_SECONDS = 1e-4
+"""How long the loop that writes answers may keep the engine's thread waiting, and the other way round: Python's own
+5 ms are a round of the model."""
 
 
 class Gained(Protocol):
@@ -80,6 +86,10 @@ class Backend(ABC):
         return self.state
 
     @abstractmethod
+    async def come_around(self) -> None:
+        """Until no pass of the model is under way; at once where the engine has ended. `state` is then as new."""
+
+    @abstractmethod
     def submit(self, request: Request) -> TokenStream:
         """Begin to decode."""
 
@@ -113,6 +123,9 @@ class LocalBackend(Backend):
         are_there = self.ranks is None or self.ranks.link.lost is None
         return state_of(self.engine, are_there)
 
+    async def come_around(self) -> None:
+        await come_around(self.engine)
+
     def submit(self, request: Request) -> TokenStream:
         return self.engine.submit(request)
 
@@ -121,6 +134,16 @@ class LocalBackend(Backend):
 
     def close(self, drain: bool = True) -> None:
         self.engine.close(drain)
+
+
+async def come_around(engine: AsyncEngine) -> None:
+    """Until no pass of the model is under way; at once where the engine has ended."""
+    with suppress(EngineClosed):
+        await asyncio.wait([asyncio.wrap_future(engine.between_steps(_nothing))])  # cancelled where it ends meanwhile
+
+
+def _nothing() -> None:
+    pass
 
 
 def state_of(engine: AsyncEngine, is_whole: bool = True) -> State:

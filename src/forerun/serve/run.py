@@ -12,13 +12,10 @@ import uvicorn
 
 from forerun.files import allow_many_open_files
 from forerun.serve.app import create_app
+from forerun.serve.backend import SWITCH_SECONDS
 from forerun.serve.service import Service
 from forerun.serve.settings import AddressSettings
 from forerun.serve.speech import SpeechService
-
-SWITCH_SECONDS = 1e-4
-"""How long the loop that writes answers may keep the engine's thread waiting, and the other way round: Python's own
-5 ms are a round of the model."""
 
 
 class DrainingServer(uvicorn.Server):

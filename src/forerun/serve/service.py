@@ -9,11 +9,11 @@ from contextlib import aclosing, closing
 from dataclasses import dataclass, field
 from enum import Enum
 
-from forerun.engine import AsyncEngine, FinishReason, Request, Stats
+from forerun.engine import FinishReason, Request, Stats
 from forerun.errors import ForerunError
 from forerun.serve.admission import Admission, Place
 from forerun.serve.answer_text import AnswerText, Piece
-from forerun.serve.backend import Backend, Ending, Gained, LocalBackend
+from forerun.serve.backend import Backend, Ending, Gained
 from forerun.serve.echo import Echo
 from forerun.serve.errors import ApiError, shutting_down, told
 from forerun.serve.metrics import Metrics, Times
@@ -86,15 +86,13 @@ class Service:
             self._is_closed = True
             self.backend.close(drain)
 
-    @property
-    def engine(self) -> AsyncEngine:
-        """Where it is in this process."""
-        assert isinstance(self.backend, LocalBackend)
-        return self.backend.engine
-
     async def look(self) -> bool:
         """Whether the engine is alive, now; what metrics tell of it is as new."""
         return (await self.backend.look()).is_alive
+
+    async def come_around(self) -> None:
+        """Until the engine has come to the end of a round."""
+        await self.backend.come_around()
 
     @property
     def is_alive(self) -> bool:

@@ -15,7 +15,7 @@ from forerun.decoder import SpeculativeDecoder
 from forerun.engine import AsyncEngine, Stats
 from forerun.errors import EngineClosed, ForerunError, InvalidArgument, UnreadableAudio
 from forerun.serve.admission import Admission
-from forerun.serve.backend import state_of
+from forerun.serve.backend import come_around, state_of
 from forerun.serve.errors import ApiError, check_name, shutting_down
 from forerun.serve.metrics import Metrics, Times
 from forerun.serve.settings import ServiceSettings
@@ -77,6 +77,10 @@ class SpeechService:
     async def look(self) -> bool:
         """Whether the engine is alive, now."""
         return self.is_alive
+
+    async def come_around(self) -> None:
+        """Until the engine has come to the end of a batch."""
+        await come_around(self.engine)
 
     @property
     def card(self) -> dict[str, Any]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 import time
 from pathlib import Path
@@ -14,7 +16,7 @@ LONGEST_ROUND = 2.0  # seconds, of the engine that is brought to a halt; others 
 
 
 def make(options: dict[str, Any], limits: ServiceSettings, halt: str, engine: str) -> Any:
-    """As `maker` does; the first replica that finds a file at `halt` takes it away, and stays in its next round."""
+    """As `maker` does; the first replica that finds a file at `halt` takes it away, and its engine is stopped."""
     service = maker(options, limits)(engine)
     threading.Thread(target=_watch, args=(service, Path(halt)), daemon=True).start()
     return service
@@ -28,5 +30,7 @@ def _watch(service: Any, halt: Path) -> None:
         except FileNotFoundError:
             continue
         service.longest_round = LONGEST_ROUND
-        service.engine.between_steps(threading.Event().wait)
+        for children in Path("/proc/self/task").glob("*/children"):  # of each thread of this process
+            for child in children.read_text().split():
+                os.kill(int(child), signal.SIGSTOP)
         return

@@ -166,6 +166,14 @@ def test_replicas_share_the_work_and_beginnings_stay_together(served_by_ray: Clu
     assert list(together.values()) == [8], together
 
 
+def test_an_answer_that_is_no_stream_may_be_long(served_by_ray: Cluster) -> None:
+    served_by_ray.deploy(**TWO)
+    answer = served_by_ray.complete(prompt=["x" * 2000] * 32, echo=True, logprobs=5, max_tokens=0)
+    assert answer.status_code == 200, answer.text
+    assert len(answer.content) > 4 * 2**20, "gRPC would bound messages to that"
+    assert len(answer.json()["choices"]) == 32
+
+
 def test_a_replica_that_is_killed_loses_its_own_streams_and_is_replaced(served_by_ray: Cluster) -> None:
     served_by_ray.deploy(**TWO)
     with ThreadPoolExecutor(8) as pool:
@@ -182,6 +190,21 @@ def test_a_replica_that_is_killed_loses_its_own_streams_and_is_replaced(served_b
     assert outcomes["replica_lost"] in running.values()
     assert max(gap for how, gap in ends if how == "length") < 5.0, "the others stalled"
     wait_for(lambda: len(served_by_ray.engines()) == 2 and served_by_ray.engines().keys() != running.keys())
+    assert served_by_ray.complete().status_code == 200
+
+
+def test_a_replica_ends_with_its_engine_and_is_replaced(served_by_ray: Cluster) -> None:
+    served_by_ray.deploy(**TWO)
+    before = served_by_ray.engines().keys()
+    with ThreadPoolExecutor(8) as pool:
+        bodies = [LONG | {"prompt": f"{at} begins otherwise"} for at in range(8)]
+        streams = [pool.submit(served_by_ray.stream, body) for body in bodies]
+        wait_for(lambda: all(served_by_ray.engines().values()))
+        (one, _) = [pid for pid, name in descendants(os.getpid()).items() if "engine_main" in name]
+        os.kill(one, signal.SIGKILL)
+        outcomes = Counter(stream.result()[0] for stream in streams)
+    assert outcomes.keys() == {"replica_lost", "length"}, outcomes
+    wait_for(lambda: len(served_by_ray.engines()) == 2 and len(served_by_ray.engines().keys() - before) == 1)
     assert served_by_ray.complete().status_code == 200
 
 

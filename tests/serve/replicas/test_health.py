@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from concurrent.futures import Future
 from typing import Any
 
 import pytest
@@ -12,29 +10,24 @@ import pytest
 pytest.importorskip("ray", reason="pip install -r requirements/scale.txt")
 
 
-class StuckEngine:
-    """Carries out nothing until it is told to go on."""
-
-    def __init__(self) -> None:
-        self.asked: list[Future[Any]] = []
-
-    def between_steps(self, function: Callable[[], Any]) -> Future[Any]:
-        self.asked.append(Future())
-        return self.asked[-1]
-
-
 class StuckService:
+    """Its engine does not come to the end of a round until it is told to."""
+
     longest_round = 0.05
 
     def __init__(self) -> None:
-        self.engine, self.is_alive = StuckEngine(), True
+        self.is_alive, self.asked = True, list[asyncio.Event]()
+
+    async def come_around(self) -> None:
+        self.asked.append(asyncio.Event())
+        await self.asked[-1].wait()
 
 
 def replica() -> tuple[Any, StuckService]:
     from forerun.serve.replicas.deployment import Replica
 
     made, service = Replica.__new__(Replica), StuckService()
-    made._service, made._waiting_since = service, None
+    made._service, made._round = service, None
     return made, service
 
 
@@ -42,20 +35,26 @@ def test_an_engine_that_stays_in_one_round() -> None:
     async def check() -> None:
         made, service = replica()
         await made.check_health()
+        await asyncio.sleep(0)
         await made.check_health()
-        assert len(service.engine.asked) == 1, "a stuck engine is asked once"
+        assert len(service.asked) == 1, "a stuck engine is asked once"
         await asyncio.sleep(2 * service.longest_round)
         with pytest.raises(RuntimeError, match="in one round"):
             await made.check_health()
-        service.engine.asked[0].set_result(None)
+        service.asked[0].set()
+        await asyncio.sleep(0.01)
         await made.check_health()
-        assert len(service.engine.asked) == 2
+        await asyncio.sleep(0)
+        assert len(service.asked) == 2
 
     asyncio.run(check())
 
 
 def test_an_engine_that_has_ended() -> None:
-    made, service = replica()
-    service.is_alive = False
-    with pytest.raises(RuntimeError, match="has ended"):
-        asyncio.run(made.check_health())
+    async def check() -> None:
+        made, service = replica()
+        service.is_alive = False
+        with pytest.raises(RuntimeError, match="has ended"):
+            await made.check_health()
+
+    asyncio.run(check())

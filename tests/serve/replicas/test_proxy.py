@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from starlette.responses import PlainTextResponse, StreamingResponse
 from starlette.types import Message, Receive, Scope, Send
 
+from forerun.serve.replicas import pipe
 from forerun.serve.replicas.metrics import merged
 from forerun.serve.replicas.proxy import SESSION, ReplicaMiddleware
 
@@ -21,7 +23,7 @@ EVENT = b'data: {"choices": []}\n\n'
 class Proxy:
     """Stands for Ray's: calls `app` behind the middleware, and keeps what the client got."""
 
-    def __init__(self, app: Any, parts: tuple[bytes, ...] = (BODY,), **headers: str) -> None:
+    def __init__(self, app: Any, parts: tuple[bytes, ...] = (BODY,), is_ours: bool = False, **headers: str) -> None:
         self.parts, self.sent, self.scope = list(parts), [], {}  # type: ignore[var-annotated]
 
         async def noted(scope: Scope, receive: Receive, send: Send) -> None:
@@ -32,7 +34,7 @@ class Proxy:
         named = {"content-type": "application/json", "content-length": size} | headers
         scope = {"type": "http", "method": "POST", "path": "/v1/completions",
                  "headers": [(name.encode(), value.encode()) for name, value in named.items()]}  # fmt: skip
-        asyncio.run(ReplicaMiddleware(noted, "127.0.0.1")(scope, self._receive, self._send))
+        asyncio.run(ReplicaMiddleware(noted, "127.0.0.1", is_ours)(scope, self._receive, self._send))
 
     async def _receive(self) -> Message:
         if not self.parts:
@@ -129,6 +131,21 @@ def test_the_body_is_read_and_given_back() -> None:
     proxy = Proxy(echo, (BODY[:5], BODY[5:]))
     assert proxy.body == BODY
     assert proxy.session is not None and len(proxy.session.split()) == 1
+
+
+def test_a_body_travels_once_on_a_cluster_of_our_own() -> None:
+    heard: list[Message] = []
+
+    async def listen(scope: Scope, receive: Receive, send: Send) -> None:
+        """As Ray does, for the replica that might ask."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(0.05):
+                heard.append(await receive())
+
+    assert Proxy(listen, is_ours=True).scope[pipe.BODY] == BODY and not heard, "only that the client has left"
+    assert Proxy(listen).scope[pipe.BODY] == BODY and [message["body"] for message in heard] == [BODY]
+    large = {"content-length": str(2**30)}
+    assert pipe.BODY not in Proxy(listen, is_ours=True, **large).scope and len(heard) == 2, "one that does not travel"
 
 
 @pytest.mark.parametrize(

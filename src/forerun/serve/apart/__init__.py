@@ -2,5 +2,6 @@
 
 The engine's process is the one that was started, that signals reach and that others know (`process`, `host`); the other
 reads requests, writes answers and knows nothing but the model's tokenizer and numbers (`front`, `remote`). Between them
-goes one message a round, with the tokens of all sequences (`wire`).
+goes one message a round, with the tokens of all sequences (`wire`). A replica is called by Ray, so there the process
+that reads requests is the one that was started, and starts the engine's (`engine_process`, `engine_main`).
 """

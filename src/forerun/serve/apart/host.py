@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -12,16 +13,20 @@ from functools import lru_cache
 from queue import Empty, SimpleQueue
 from typing import Any
 
+from forerun.decoder import SpeculativeDecoder
 from forerun.engine import Request
 from forerun.engine.mailbox import Receiver, Waiter
 from forerun.engine.row import Progress, RowResult
+from forerun.errors import EngineClosed
 from forerun.serve.apart.wire import (
     Abort,
     Answer,
     Beginning,
+    ComeAround,
     Drain,
     Frames,
     Gain,
+    Loaded,
     Look,
     Ready,
     Round,
@@ -32,7 +37,7 @@ from forerun.serve.apart.wire import (
     gain,
     pack,
 )
-from forerun.serve.backend import LocalBackend
+from forerun.serve.backend import SWITCH_SECONDS, LocalBackend
 from forerun.serve.errors import shutting_down, told
 from forerun.serve.grammar import Grammar
 from forerun.serve.model import ServedModel
@@ -76,7 +81,7 @@ class EngineHost:
         self._pool = ThreadPoolExecutor(HELPERS, "forerun-helper")
         self._grammar = lru_cache(MOST_GRAMMARS)(self._compile)
 
-    def run(self, beginning: Beginning, on_ready: Callable[[str], None]) -> None:
+    def run(self, beginning: Beginning | Loaded, on_ready: Callable[[str], None] = lambda url: None) -> None:
         """Until the other side has gone; then nothing is decoded any more."""
         writer = threading.Thread(target=self._write, args=(beginning,), name="forerun-writer", daemon=True)
         writer.start()
@@ -117,6 +122,8 @@ class EngineHost:
                 self._pool.submit(self._score, message)
             case Look(number):
                 self.out.put(Answer(number, self.backend.state))
+            case ComeAround(number):
+                self._come_around(number)
 
     def _start(self, number: int, request: Request) -> None:
         outlet = self.outlets[number] = Outlet(number, self)
@@ -140,6 +147,17 @@ class EngineHost:
                 self._abort(number)
         finally:
             self._compiling.discard(number)
+
+    def _come_around(self, number: int) -> None:
+        """Answer from the engine's thread, or at once where that has ended."""
+
+        def answer(done: object = None) -> None:
+            self.out.put(Answer(number, self.backend.state))
+
+        try:
+            self.backend.engine.between_steps(_nothing).add_done_callback(answer)
+        except EngineClosed:
+            answer()
 
     def _abort(self, number: int) -> None:
         if (outlet := self.outlets.get(number)) is not None:
@@ -174,7 +192,7 @@ class EngineHost:
                 loop, task = begun
                 loop.call_soon_threadsafe(task.cancel)
 
-    def _write(self, beginning: Beginning) -> None:
+    def _write(self, beginning: Beginning | Loaded) -> None:
         """All that there is to tell at once: usually the gains of one round, while the device works on the next.
 
         The beginning comes first and by itself: a signal may have been heard before it, and what it means waits.
@@ -199,3 +217,13 @@ class EngineHost:
     def _send(self, message: Round) -> None:
         with suppress(OSError):  # nobody is there any more; `run` has noticed, or will
             self.connection.sendall(pack(message))
+
+
+def _nothing() -> None:
+    pass
+
+
+def make_host(decoder: SpeculativeDecoder, model: ServedModel, connection: socket.socket) -> EngineHost:
+    """What decodes for the other process once it is run."""
+    sys.setswitchinterval(SWITCH_SECONDS)
+    return EngineHost(LocalBackend(decoder), model, connection)

@@ -6,7 +6,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -17,11 +16,9 @@ from forerun.decoder import SpeculativeDecoder
 from forerun.errors import ServerError
 from forerun.processes import bound_command
 from forerun.serve.apart.front import CANNOT_LISTEN
-from forerun.serve.apart.host import EngineHost
+from forerun.serve.apart.host import EngineHost, make_host
 from forerun.serve.apart.wire import Beginning
-from forerun.serve.backend import LocalBackend
 from forerun.serve.model import ServedModel
-from forerun.serve.run import SWITCH_SECONDS
 from forerun.serve.settings import AddressSettings, ServiceSettings
 
 GRACE = 20.0  # seconds that it is given to end, on a machine that may be busy
@@ -71,12 +68,6 @@ class FrontProcess:
         self._process.kill()
 
 
-def make_host(decoder: SpeculativeDecoder, model: ServedModel, front: FrontProcess) -> EngineHost:
-    """What decodes for the other process once it is run."""
-    sys.setswitchinterval(SWITCH_SECONDS)
-    return EngineHost(LocalBackend(decoder), model, front.connection)
-
-
 def serve_apart(
     front: FrontProcess,
     decoder: SpeculativeDecoder,
@@ -86,7 +77,7 @@ def serve_apart(
     on_ready: Callable[[str], None],
 ) -> bool:
     """Serve until a signal comes; `on_ready` is given the address. False where the address could not be had."""
-    host = make_host(decoder, model, front)
+    host = make_host(decoder, model, front.connection)
     backend = host.backend
     if backend.ranks is not None:
         backend.ranks.watch(host.drain)

@@ -17,6 +17,7 @@ from forerun.serve.apart.wire import (
     ORIGINS,
     Abort,
     Answer,
+    ComeAround,
     Drain,
     Ended,
     Failed,
@@ -127,10 +128,19 @@ class RemoteBackend(Backend, asyncio.Protocol):
     async def look(self) -> State:
         try:
             async with asyncio.timeout(PATIENCE):
-                self._state = await self._ask(Look)
-        except (TimeoutError, EngineClosed, ApiError):
-            self._state = replace(self._state, is_alive=False)
+                await self._see(Look)
+        except TimeoutError:  # which says nothing of what it will be when it has time
+            return replace(self._state, is_alive=False)
         return self._state
+
+    async def come_around(self) -> None:
+        await self._see(ComeAround)
+
+    async def _see(self, question: Callable[[int], Any]) -> None:
+        try:
+            self._state = await self._ask(question)
+        except (EngineClosed, ApiError):
+            self._state = replace(self._state, is_alive=False)
 
     def submit(self, request: Request) -> RemoteStream:
         grammar = None

@@ -9,6 +9,7 @@ import pickle
 import socket
 import struct
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,6 +35,21 @@ class Beginning:
     settings: ServiceSettings
     address: AddressSettings
     is_split: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """The first message of an engine that was started for the other process: what it decodes for."""
+
+    model: ServedModel
+    is_split: bool
+
+
+@dataclass(frozen=True, slots=True)
+class NotLoaded:
+    """The only message of one that could not be."""
+
+    error: Exception
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +87,13 @@ class Score:
 @dataclass(frozen=True, slots=True)
 class Look:
     """How are you?"""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class ComeAround:
+    """How are you, when no pass of the model is under way?"""
 
     number: int
 
@@ -172,8 +195,9 @@ def receive(connection: socket.socket) -> Any:
 
 def _receive(connection: socket.socket, size: int) -> bytes | None:
     parts = bytearray()
-    while len(parts) < size:
-        if not (part := connection.recv(min(size - len(parts), 2**20))):
-            return None
-        parts += part
-    return bytes(parts)
+    with suppress(ConnectionResetError):  # it has gone without reading what it was sent
+        while part := connection.recv(min(size - len(parts), 2**20)):
+            parts += part
+            if len(parts) == size:
+                return bytes(parts)
+    return None

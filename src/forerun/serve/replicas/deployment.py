@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +19,7 @@ from forerun.serve.replicas.pipe import PipeMiddleware
 from forerun.serve.settings import AddressSettings, ReplicaSettings, ServiceSettings
 
 HEALTH_PERIOD = 2.0  # seconds between two looks at a replica
+LOOK_SECONDS = 2.0  # that an engine is given to say how it is, before a page of metrics goes without that
 MORE_ROWS = 2  # times as many requests as a replica decodes are with it, so that it need not wait for the next one
 UPSCALE_SECONDS = 10.0  # that requests have queued up before a replica is added
 DOWNSCALE_SECONDS = 120.0  # that they have not before one goes: loading a model takes long
@@ -38,7 +40,8 @@ class Replica:
     def __init__(self, make: Callable[[str], Any], address: AddressSettings) -> None:
         self._address = address
         self._service = make(serve.get_replica_context().replica_tag)
-        self._waiting_since: float | None = None  # for the engine to come around
+        self._round: asyncio.Task[None] | None = None  # that the engine is in, or was when it was asked last
+        self._asked = 0.0  # when that was
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         from forerun.serve.app import create_app
@@ -49,25 +52,20 @@ class Replica:
 
     async def check_health(self) -> None:
         """A replica whose engine has ended, or does not come to the end of a round, is replaced."""
+        if self._round is None or self._round.done():
+            self._asked, self._round = time.monotonic(), asyncio.create_task(self._service.come_around())
+        elif time.monotonic() - self._asked > self._service.longest_round:
+            raise RuntimeError(f"the engine has been in one round for {self._service.longest_round:.0f} s")
         if not self._service.is_alive:
             raise RuntimeError("the engine has ended")
-        if self._waiting_since is None:
-            self._waiting_since = time.monotonic()
-            self._service.engine.between_steps(_nothing).add_done_callback(self._came_around)
-        elif time.monotonic() - self._waiting_since > self._service.longest_round:
-            raise RuntimeError(f"the engine has been in one round for {self._service.longest_round:.0f} s")
-
-    def _came_around(self, done: Any) -> None:
-        self._waiting_since = None
 
     async def metrics(self) -> bytes:
-        """What this replica has counted."""
+        """What this replica has counted, and how its engine is, if that says so."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LOOK_SECONDS):
+                await self._service.look()
         text: bytes = await asyncio.to_thread(self._service.metrics.text)
         return text
-
-
-def _nothing() -> None:
-    pass
 
 
 def application(

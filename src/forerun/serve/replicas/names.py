@@ -10,6 +10,8 @@ APPLICATION = "forerun"
 DEPLOYMENT = "Forerun"
 ROUTER = "forerun.serve.replicas.router:BeginningsRouter"
 MIDDLEWARES = "forerun.serve.replicas.proxy:middlewares"
+OURS_ALONE = "FORERUN_RAY_IS_OURS"
+"""In the environment of a cluster that was started by us, and on which nobody else has applications."""
 
 
 def log_level(address: AddressSettings) -> str:

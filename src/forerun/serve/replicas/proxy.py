@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
 from contextlib import suppress
 
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
@@ -20,6 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from forerun.serve.errors import RETRY_AFTER, ApiError
 from forerun.serve.replicas.beginnings import beginnings
 from forerun.serve.replicas.metrics import all_metrics
+from forerun.serve.replicas.names import OURS_ALONE
 from forerun.serve.replicas.pipe import BODY, PIPED, STREAM, Exchange, Pipe
 
 log = logging.getLogger("ray.serve")
@@ -32,14 +34,16 @@ def middlewares() -> list[Middleware]:
     """For Ray's proxies."""
     import ray
 
-    return [Middleware(ReplicaMiddleware, host=ray.util.get_node_ip_address())]
+    is_ours = os.environ.get(OURS_ALONE) == "1"
+    return [Middleware(ReplicaMiddleware, host=ray.util.get_node_ip_address(), is_ours=is_ours)]
 
 
 class ReplicaMiddleware:
     """Says which requests begin alike, answers for replicas that cannot any more, and collects everybody's metrics."""
 
-    def __init__(self, app: ASGIApp, host: str) -> None:
-        self.app, self._exchange = app, Exchange(host)
+    def __init__(self, app: ASGIApp, host: str, is_ours: bool = False) -> None:
+        """`is_ours`: all applications behind it take bodies from the scope."""
+        self.app, self._exchange, self._is_ours = app, Exchange(host), is_ours
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["path"].startswith("/-/"):  # Ray's own
@@ -47,7 +51,7 @@ class ReplicaMiddleware:
         elif scope["path"] == "/metrics":
             await (await _metrics())(scope, receive, send)
         else:
-            receive = await _read(scope, receive)
+            receive = await _read(scope, receive, self._is_ours)
             pipe = await self._exchange.offer(scope)
             answer = Answer(send, pipe)
             try:
@@ -66,9 +70,10 @@ async def _metrics() -> Response:
         return JSONResponse(error.body, error.status, headers=error.headers)
 
 
-async def _read(scope: Scope, receive: Receive) -> Receive:
+async def _read(scope: Scope, receive: Receive, is_ours: bool) -> Receive:
     """Read the body, which then travels with the request, and name the beginnings of its prompt in the headers, unless
-    its client names a session. What was read is given back."""
+    its client names a session. What was read is given back, unless all of it travels to one of ours: a replica would
+    call the proxy for it, and both would have that to do when the prompt is read."""
     headers = MutableHeaders(scope=scope)
     size = headers.get("content-length", "")
     if scope["method"] != "POST" or not size.isdigit() or int(size) > MOST_READ:
@@ -85,6 +90,8 @@ async def _read(scope: Scope, receive: Receive) -> Receive:
         headers[SESSION] = " ".join(hashes)
     if read and not _goes_on(read[-1]):
         scope[BODY] = body
+        if is_ours:
+            return receive
     read.reverse()
 
     async def receive_again() -> Message:

@@ -15,7 +15,7 @@ from queue import Empty, SimpleQueue
 from typing import Any, NoReturn
 
 from forerun.errors import ReplicasLost
-from forerun.serve.replicas.names import APPLICATION, MIDDLEWARES, log_level, logging_config
+from forerun.serve.replicas.names import APPLICATION, MIDDLEWARES, OURS_ALONE, log_level, logging_config
 from forerun.serve.settings import AddressSettings
 
 STORE_BYTES = 80 * 2**20  # of shared memory, about the least Ray takes: nothing large travels between its processes
@@ -25,6 +25,11 @@ SETTINGS = {
     # Else requests of a stuck engine, which never end, are waited for as long as a replica may drain; its cores are
     # nobody else's until it is gone.
     "RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS": "1",
+    # A request is with its replica a few milliseconds sooner where the proxy calls it by gRPC, from its own event loop.
+    # An answer that is no stream is one message, which would be bound to 4 MB.
+    "RAY_SERVE_PROXY_USE_GRPC": "1",
+    "RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH": str(2**31 - 1),
+    "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0",
     # What Ray does all the time takes from the replicas' cores. Nobody reads its own metrics here.
     "RAY_enable_metrics_collection": "0",
     "RAY_SERVE_METRICS_EXPORT_INTERVAL_MS": "10000",  # else every 100 ms, in the proxy and in each replica
@@ -45,6 +50,7 @@ POLL_SECONDS = 0.2
 def cluster(address: AddressSettings, cores: int) -> Iterator[None]:
     """Ray and its HTTP proxy. Its files are in a folder of their own, which goes with it."""
     os.environ["RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH"] = MIDDLEWARES
+    os.environ[OURS_ALONE] = "1"
     for name, value in SETTINGS.items():
         os.environ.setdefault(name, value)
     os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))  # else Ray keeps one in the user's home
