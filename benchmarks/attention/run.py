@@ -27,7 +27,7 @@ def run(
 ) -> Record:
     """`swept` cases are also tried with other tunings."""
     device = need_gpu()
-    if reason := kernels.why_not_triton(device.type):
+    if reason := kernels.why_not_triton(device):
         raise ForerunError(f"there is nothing to measure: {reason}")
     origin = provenance(device, command)
     reporter.start("compiling")

@@ -59,7 +59,7 @@ def check_device() -> None:
         raise ForerunError(
             "the kernels run on a GPU, and torch finds none here; on a CPU try: python -m benchmarks.cpu_steps"
         )
-    if reason := kernels.why_not_triton("cuda"):
+    if reason := kernels.why_not_triton(torch.device("cuda")):
         raise ForerunError(f"the kernels cannot be used here: {reason}")
 
 

@@ -353,9 +353,10 @@ def added_and_rounded(
 def gated(pairs: Tensor, activation: Activation = Activation.SILU) -> Tensor:
     """[N, 2 I] -> [N, I]; see `forerun.math.skinny.gated`."""
     if not why_not_triton(pairs.device):
+        from forerun.kernels.launching import DTYPES
         from forerun.kernels.linear import norms as kernel
 
-        if pairs.dtype in kernel.DTYPES:
+        if pairs.dtype in DTYPES:
             return kernel.gated(pairs, activation)
     return skinny_reference.gated(pairs, activation)
 
