@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import importlib.util
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from eval.fakes import small_data, sums
 from forerun.cli.main import INTERRUPTED, cli
 from forerun.errors import InvalidArgument
 from forerun.eval.evaluate import check_packages, sandbox_notes
+from forerun.eval.identity import pair_identity
 from forerun.eval.journal import journal_path
 from forerun.eval.methods import PLAIN, SPECULATIVE, DecoderMethod, IndexedPrompt, both
 from forerun.eval.tasks import TASKS
@@ -25,7 +27,7 @@ from forerun.eval.windows import read, windows
 from forerun.measure.record import load
 from forerun.models.scorer import Scorer
 from support.data import data_folder, needs
-from support.folders import VOCAB, byte_tokenizer
+from support.folders import VOCAB, byte_tokenizer, save
 from support.seq2seq import generated
 from support.tiny import draft_of, tiny_model
 
@@ -39,10 +41,9 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(forerun.loading, "load_model", lambda name, **where: (models[name], byte_tokenizer()))
 
 
-def evaluate(*arguments: str) -> Result:
-    return CliRunner().invoke(
-        cli, ["eval", *arguments], env={"COLUMNS": "200", "FORERUN_DATA": "", "FORERUN_TEST_DATA": ""}
-    )
+def evaluate(*arguments: str, **environment: str) -> Result:
+    usual = {"COLUMNS": "200", "FORERUN_DATA": "", "FORERUN_TEST_DATA": ""}
+    return CliRunner().invoke(cli, ["eval", *arguments], env=usual | environment)
 
 
 @pytest.mark.usefixtures("tiny")
@@ -117,6 +118,64 @@ def test_control_c_keeps_the_answers_and_says_how_to_go_on(tmp_path: Path, monke
     assert load(output).rows[0]["examples"] == 1 and not load(output).complete
     done = evaluate(*asked)
     assert done.exit_code == 0 and load(output).rows[0]["examples"] == 3
+
+
+class TestAnswersOfAnotherPair:
+    """Are not gone on with: they would be given out as this one's."""
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def answered(cls, tmp_path_factory: pytest.TempPathFactory) -> Path:
+        folder = tmp_path_factory.mktemp("answered")
+        sums(folder / "data", 2)
+        save(folder / "a" / "m", tiny_model("llama", vocab=VOCAB))
+        save(folder / "a" / "d", draft_of(tiny_model("llama", vocab=VOCAB)))
+        other = copy.deepcopy(tiny_model("llama", vocab=VOCAB))
+        with torch.no_grad():
+            for parameter in other.parameters():
+                parameter.mul_(-0.7)
+        save(folder / "b" / "m", other)
+        save(folder / "b" / "d", draft_of(other))
+        assert cls.run(folder).exit_code == 0
+        return folder
+
+    @staticmethod
+    def run(folder: Path, *more: str, model: str = "a/m", draft: str = "a/d") -> Result:
+        pair = ("-m", str(folder / model), "--draft", str(folder / draft), "--device", "cpu", "--policy", "2")
+        asked = ("gsm8k", "--data", str(folder / "data"), "-o", str(folder / "r.json"), "--offline", *pair)
+        return evaluate(*asked, "--max-new-tokens", "4", *more, FORERUN_KERNELS="off")
+
+    def test_the_same_command_goes_on(self, answered: Path) -> None:
+        again = self.run(answered, "--kernels", "off")
+        assert again.exit_code == 0 and "resumed after" in again.output
+        shutil.copytree(answered / "a", answered / "moved")
+        assert self.run(answered, model="moved/m", draft="moved/d").exit_code == 0
+        for name in ("r.json", "r.answers.jsonl"):
+            assert str(answered) not in (answered / name).read_text(), name
+
+    @pytest.mark.parametrize(("changed", "named"), [
+        ({"model": "b/m"}, "files of the model"), ({"draft": "b/d"}, "files of the draft"),
+    ])  # fmt: skip
+    def test_another_folder_of_the_same_name(self, answered: Path, changed: dict[str, str], named: str) -> None:
+        result = self.run(answered, **changed)
+        assert result.exit_code == 2 and named in result.output and "another --output" in result.output
+
+    @pytest.mark.parametrize("option", [
+        "--quantize int8", "--no-quantize-head", "--draft-quantize int8", "--dtype bfloat16", "--tree 4x2",
+        "--draft-top-k 3", "--kernels on", "--attention pad",
+    ])  # fmt: skip
+    def test_another_way_of_running_it(self, answered: Path, option: str) -> None:
+        name, *value = option.split()
+        quantized = ("--quantize", "int8") if name == "--no-quantize-head" else ()
+        result = self.run(answered, *quantized, name, *value)
+        assert result.exit_code == 2 and "holds answers with" in result.output, result.output
+
+    def test_what_cannot_be_had_on_a_cpu_counts_as_well(self) -> None:
+        options = {"model": "nobody/nothing", "draft": "lookup", "kernels": None, "cache_dtype": None}
+        plain = pair_identity(options, "cpu")
+        assert pair_identity(options | {"cache_dtype": "int8"}, "cpu") != plain
+        assert pair_identity(options, "cuda:0") != plain
+        assert pair_identity(options | {"offline": True}, "cpu") == plain
 
 
 def _with_score(score: Any) -> Any:

@@ -150,6 +150,7 @@ def _evaluate(
     from forerun.cli.pair import load
     from forerun.errors import InvalidArgument
     from forerun.eval.evaluate import check_packages, evaluate
+    from forerun.eval.identity import pair_identity
     from forerun.eval.methods import both
     from forerun.eval.prepare import bad_rows, find
     from forerun.files import check_output
@@ -172,7 +173,8 @@ def _evaluate(
     methods = both(loaded.model, loaded.drafter, tokenizer=loaded.tokenizer, **loaded.settings)
     with Bar(console) as bar:
         command = ["forerun", *sys.argv[1:]]
-        return evaluate(methods, tasks, missing, settings, path, bar, command, loaded.tokenizer), path
+        pair = pair_identity(options, loaded.model.device)
+        return evaluate(methods, tasks, missing, settings, path, bar, command, loaded.tokenizer, pair), path
 
 
 def list_tasks(folder: Path | None) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -61,11 +61,15 @@ def evaluate(
     reporter: Reporter,
     command: Sequence[str],
     tokenizer: Any,
+    pair: Mapping[str, Any],
 ) -> Record:
-    """Answer, score, store. Ctrl-C and failures leave what was answered; the same command goes on from there."""
+    """Answer, score, store. Ctrl-C and failures leave what was answered; the same command goes on from there.
+
+    `pair` is what `pair_identity` says of the models: other answers than theirs are not gone on with.
+    """
     target = methods[0].decoder.target
     scorer = methods[0].decoder.engine.target
-    journal = Journal(journal_path(output), settings.identity)
+    journal = Journal(journal_path(output), {**settings.identity, **pair})
     origin = provenance(target.device, command)
     notes = sandbox_notes([data.task for data in tasks])
     notes += [lossy for method in methods if (lossy := method.decoder.engine.lossy) is not None]

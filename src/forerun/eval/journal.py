@@ -15,7 +15,7 @@ from forerun.files import parse_json
 from forerun.measure.record import as_json
 from forerun.measure.stored import read
 
-FORMAT = 1
+FORMAT = 2  # 1 did not say how the models were run
 REMEDY = "give another --output, or delete it"
 
 

@@ -84,5 +84,5 @@ class EvalSettings:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What two runs must share for their answers to belong together."""
+        """What two runs must share for their answers to belong together; `pair_identity` adds how models are run."""
         return {name: value for name, value in asdict(self).items() if name not in REPORTING}
