@@ -20,12 +20,13 @@ from forerun.checks.greedy import check_greedy
 from forerun.checks.rows import check_rows
 from forerun.checks.settings import CheckSettings
 from forerun.drafters.base import Drafter
+from forerun.engine.request import check_fits
 from forerun.errors import ForerunWarning, InvalidArgument, UnsupportedModel
 from forerun.inputs import text_ids, unpadded
 from forerun.keywords import check_tokenizer
 from forerun.measure import reference
 from forerun.measure.progress import Reporter, Silent
-from forerun.models.families import check_model, head_size
+from forerun.models.families import check_model, context_length, head_size
 from forerun.policy import as_policy
 from forerun.rules import parse
 from forerun.types import Rule
@@ -164,6 +165,7 @@ def check_pair(
     if not prompts or not open_prompts:
         raise InvalidArgument(f"{len(prompts)} prompts and {len(open_prompts)} open prompts: give at least one of each")
     settings = CheckSettings() if settings is None else settings
+    _check_lengths(pair.model, [*prompts, *open_prompts], settings)
     reporter = Silent() if reporter is None else reporter
     reporter.start("the model's own rounding")
     rounding = max(reference.deviation(pair.model, prompt) for prompt in prompts[:MEASURED])
@@ -175,6 +177,19 @@ def check_pair(
             *check_lossy(pair, [*prompts, *open_prompts], settings, reporter),
         ]
     return CheckReport((*findings, *failures), settings)
+
+
+def _check_lengths(model: PreTrainedModel, prompts: Sequence[Sequence[int]], settings: CheckSettings) -> None:
+    """Before the model is run: where the context ends we stop, and model.generate goes on or fails."""
+    config: Any = model.config.get_text_config(decoder=True)
+    limit = context_length(config)
+    longest = max(prompts, key=len)
+    check_fits(longest, limit)
+    if limit is not None and len(longest) + settings.max_new_tokens > limit:
+        raise InvalidArgument(
+            f"{settings.max_new_tokens} new tokens do not fit behind a prompt of {len(longest)}: the target's context "
+            f"ends at {limit}; shorten the prompt, or test fewer tokens (max_new_tokens)"
+        )
 
 
 @contextmanager

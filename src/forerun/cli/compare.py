@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -12,12 +13,15 @@ from torch.nn.utils.rnn import pad_sequence
 
 from forerun.cli.run import run
 from forerun.config import SamplingParams
+from forerun.engine.request import Request, check_fits
+from forerun.engine.stops import StopRule
 from forerun.keywords import SAMPLING, is_sampled
 from forerun.measure import reference
 from forerun.measure.progress import Reporter
 from forerun.measure.reference import Difference, difference
 from forerun.measure.table import NOTHING, Table
 from forerun.measure.timing import timed
+from forerun.models.families import context_length
 
 if TYPE_CHECKING:
     from forerun.cli.pair import Loaded
@@ -50,7 +54,7 @@ class Comparison:
     ways: tuple[Timed, ...]
     speculative: GenerateResult
     greedy: bool
-    differences: dict[str, list[Difference]]  # by the name of the other way; greedy only
+    differences: dict[str, list[Difference]] | None  # by the name of the other way; None where texts need not agree
     notes: tuple[str, ...]
 
     def as_dict(self) -> dict[str, Any]:
@@ -62,8 +66,10 @@ class Comparison:
                  "speedup_of_drafts": last.rate / w.rate if w.rate else None}
                 for w in self.ways
             ],
-            "identical": {name: not parted for name, parted in self.differences.items()} if self.greedy else None,
-            "differences": {name: [asdict(d) for d in parted] for name, parted in self.differences.items()},
+            "identical": (
+                None if self.differences is None else {name: not found for name, found in self.differences.items()}
+            ),
+            "differences": {name: [asdict(d) for d in found] for name, found in (self.differences or {}).items()},
             "lossy": self.speculative.lossy,
             "notes": list(self.notes),
         }  # fmt: skip
@@ -75,8 +81,12 @@ def compare(
     """Warm up and time each way in turn. Loading, tokenising and first calls are not in the times; prompts are."""
     ways: list[Timed] = []
     notes = []
+    room = _room(loaded, prompts)
+    if keywords["max_new_tokens"] > room:
+        keywords = keywords | {"max_new_tokens": room}
+        notes.append(f"all texts end after {room} tokens, where the longest prompt has filled the context")
     reporter.start("comparing", total=3)
-    warm_up = keywords | {"max_new_tokens": WARM_UP}
+    warm_up = keywords | {"max_new_tokens": min(WARM_UP, room)}
     if missing := [name for name in OURS_ALONE if keywords.get(name)]:
         notes.append(f"transformers has no {' and no '.join(missing)}: its row is left out")
     else:
@@ -94,8 +104,21 @@ def compare(
         ways.append(_timed(name, done[-1]))
         reporter.advance()
     params = done[-1].rows[0].request.params
-    differences = _differences(loaded, prompts, ways, params) if params.is_greedy else {}
+    differences = None
+    if params.is_greedy and keywords.get("max_time") is None:
+        differences = _differences(loaded, prompts, ways, params)
     return Comparison(tuple(ways), done[-1], params.is_greedy, differences, tuple(notes))
+
+
+def _room(loaded: Loaded, prompts: Sequence[Sequence[int]]) -> int:
+    """New tokens that fit behind every prompt: where the context ends we stop, and transformers goes on or fails."""
+    config: Any = loaded.model.config.get_text_config(decoder=True)
+    limit = None if loaded.has_encoder else context_length(config)
+    if limit is None:
+        return sys.maxsize
+    longest = max(prompts, key=len)
+    check_fits(longest, limit)
+    return limit - len(longest)
 
 
 def _timed(name: str, done: GenerateResult) -> Timed:
@@ -120,7 +143,13 @@ def _transformers(loaded: Loaded, prompts: Sequence[Sequence[int]], keywords: di
         ends = model.generation_config.eos_token_id
     ends = {ends} if isinstance(ends, int) else set(ends or ())
     start = 1 if loaded.has_encoder else ids.shape[1]  # a decoder's text begins with its start token
-    tokens = [_until_end(row, ends) for row in out[:, start:].tolist()]
+    stops = tuple(settings.get("stop_strings", ()))
+    copies = len(out) // len(prompts)
+    tokens = []
+    for place, row in enumerate(out.tolist()):
+        begins = row[:1] if loaded.has_encoder else prompts[place // copies]
+        stopped = _until_stop(row[start:], pad if ends else None, begins, stops, loaded.tokenizer) if stops else None
+        tokens.append(_until_end(row[start:], ends) if stopped is None else stopped)
     return Timed(TRANSFORMERS, seconds, sum(map(len, tokens)), tokens)
 
 
@@ -136,6 +165,24 @@ def _their_words(keywords: dict[str, Any], tokenizer: Any) -> dict[str, Any]:
     if keywords.get("stop_strings"):
         settings["tokenizer"] = tokenizer
     return settings
+
+
+def _until_stop(
+    tokens: list[int], pad: int | None, prompt: Sequence[int], stops: tuple[str, ...], tokenizer: Any
+) -> list[int] | None:
+    """A row that a stop string has ended up to there; None where none has.
+
+    What follows is `pad`, which the end token may serve as: then our rule only says where padding begins. Without an
+    end token transformers pads nothing, writes on, and leaves all to the rule.
+    """
+    longest = len(tokens) + 1
+    rule = StopRule(Request(prompt=tuple(prompt), max_new_tokens=longest, stop_strings=stops), longest, tokenizer)
+    padding = next((count for count, token in enumerate(reversed(tokens)) if token != pad), len(tokens))
+    first = 1 if pad is None else max(len(tokens) - padding, 1)
+    for end in range(first, len(tokens) + 1):  # a stop may be completed by the very token that pads
+        if rule.cut(tokens[: end - 1], tokens[end - 1 : end])[1] is not None:
+            return tokens[:end]
+    return None
 
 
 def _until_end(tokens: list[int], ends: set[int]) -> list[int]:
@@ -180,11 +227,13 @@ def explanations(comparison: Comparison) -> list[str]:
         f"{WARM_UP} tokens each way; loading and tokenising are left out.",
         *comparison.notes,
     ]
+    if comparison.greedy and comparison.differences is None:
+        return [*lines, "A time limit ends each way's texts at another place: whether they agree is not judged."]
     if not comparison.greedy and comparison.speculative.lossy:
         return [*lines, f"LOSSY: {comparison.speculative.lossy}. Speed bought so is no speed-up of the same text."]
     if not comparison.greedy:
         return [*lines, "Sampled texts follow the same law and are different draws; `forerun check` tests the law."]
-    return [*lines, *(_agreement(name, differences) for name, differences in comparison.differences.items())]
+    return [*lines, *(_agreement(name, found) for name, found in (comparison.differences or {}).items())]
 
 
 def _agreement(name: str, differences: list[Difference]) -> str:

@@ -42,7 +42,7 @@ from forerun.engine.given import GivenDraft, Guess
 from forerun.engine.host_round import run as run_on_host
 from forerun.engine.host_share import HostShare
 from forerun.engine.prefix_cache import PrefixCache
-from forerun.engine.request import FinishReason, Request
+from forerun.engine.request import FinishReason, Request, check_fits
 from forerun.engine.row import Progress, Row, RowResult
 from forerun.engine.stats import Seconds
 from forerun.engine.stops import StopRule
@@ -728,10 +728,7 @@ class Engine:
         limit = self.target.context_length
         if limit is None:
             return request.max_new_tokens
-        if len(request.prompt) >= limit:
-            raise InvalidArgument(
-                f"the prompt has {len(request.prompt)} tokens, the target's context ends at {limit}: shorten the prompt"
-            )
+        check_fits(request.prompt, limit)
         return min(request.max_new_tokens, limit - len(request.prompt))
 
     def _admit(self) -> None:

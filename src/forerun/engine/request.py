@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import partial
@@ -121,6 +121,14 @@ def check_stop_string(name: str, value: Any) -> str:
     if not value:
         raise InvalidArgument("stop_strings holds an empty string, which would stop everything: remove it")
     return value
+
+
+def check_fits(prompt: Sequence[int], context_length: int | None) -> None:
+    """Raise where a prompt leaves no room for a new token in the target's context."""
+    if context_length is not None and len(prompt) >= context_length:
+        raise InvalidArgument(
+            f"the prompt has {len(prompt)} tokens, the target's context ends at {context_length}: shorten the prompt"
+        )
 
 
 def _prompt(value: Any) -> tuple[int, ...]:

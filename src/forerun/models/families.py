@@ -117,7 +117,7 @@ def inspect(model: PreTrainedModel, *, headless: bool = False) -> Family:
     by_place = alibi or config.model_type in BY_PLACE
     shares_keys = bool(getattr(config, "num_kv_shared_layers", 0))
     copies = _key_copies(config)
-    return Family(_layout(model, config), _context_length(config), vocab_size, alibi, shares_keys, by_place, copies)
+    return Family(_layout(model, config), context_length(config), vocab_size, alibi, shares_keys, by_place, copies)
 
 
 def inspect_seq2seq(model: PreTrainedModel) -> Family:
@@ -214,7 +214,7 @@ def _key_copies(config: Any) -> int:
     return int(config.num_attention_heads) // int(config.num_kv_heads)
 
 
-def _context_length(config: Any) -> int | None:
+def context_length(config: Any) -> int | None:
     """Positions the model can tell apart; where RoPE depends on the longest row, only up to where it switches.
 
     Long-RoPE and dynamic RoPE choose frequencies from the largest position in the batch, so past that point a long
