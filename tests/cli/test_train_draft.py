@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import json
-from collections.abc import Iterator
+import math
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +19,22 @@ import torch
 from click.testing import CliRunner, Result
 from transformers import AutoModelForCausalLM
 
-from forerun.cli.main import cli
+import forerun.cli.run
+import forerun.loading
+import forerun.train.loop
+from forerun.cli import train_data
+from forerun.cli.main import INTERRUPTED, cli
 from forerun.loading.drafter_folder import load_drafter
 from forerun.measure.record import load
 from forerun.train import evaluate
 from forerun.train.costs import StepCosts, survival_of, weigh
 from forerun.train.loop import train_draft
+from forerun.train.options import KINDS, WritingSettings
 from forerun.train.processes import Processes
 from forerun.train.report import read_run
-from forerun.train.shards import Manifest, ShardWriter, TrainingText
-from support.folders import VOCAB, byte_tokenizer
+from forerun.train.shards import Manifest, Shards, ShardWriter, TrainingText
+from support.folders import VOCAB, byte_tokenizer, save
+from support.tiny import tiny_model
 from train.texts import markov_target, memory, small, written_by
 
 TRAIN = ("--steps", "4", "--batch-tokens", "512", "--max-length", "64", "--hold-out", "6", "--evaluate-every", "2",
@@ -139,6 +150,103 @@ def test_data_is_written_first_where_there_is_none(place: Path, brief_timing: No
     assert result.exit_code == 0, result.output
     assert (place / "fresh" / "data" / "data.json").exists()
     assert (place / "fresh" / "forerun.json").exists()
+
+
+class TestControlC:
+    """While the target writes: what there is is kept, nothing else is begun, and the exit code says so."""
+
+    @pytest.fixture
+    def pressed_at(self, monkeypatch: pytest.MonkeyPatch) -> list[float]:
+        """After how many looks Ctrl-C is pressed. Few rows at a time, so that some are done by then."""
+        limit = [0.0]
+
+        @contextmanager
+        def watched() -> Iterator[Callable[[], bool]]:
+            looks = count()
+            yield lambda: next(looks) > limit[0]
+
+        real = train_data.settings_from
+
+        def small_batches(kind: Any, options: Any, **more: Any) -> Any:
+            found = real(kind, options, **more)
+            return replace(found, batch_size=4, max_new_tokens=10) if kind is WritingSettings else found
+
+        monkeypatch.setattr(forerun.cli.run, "stop_on_interrupt", watched)
+        monkeypatch.setattr(train_data, "settings_from", small_batches)
+        return limit
+
+    def test_ends_the_command_and_the_next_goes_on(
+        self, place: Path, tmp_path: Path, pressed_at: list[float], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        (tmp_path / "p.txt").write_text("\n".join(f"prompt number {i}" for i in range(30)), encoding="utf-8")
+        begun = []
+        monkeypatch.setattr("forerun.train.loop.train_draft", lambda *_, **__: begun.append(True))
+        asked = ("-p", tmp_path / "p.txt", "--device", "cpu", "--offline")
+        pressed_at[0] = 14
+        alone = invoke("train", "data", place / "target", *asked, "-o", tmp_path / "alone")
+        assert alone.exit_code == INTERRUPTED, alone.output
+        draft = ("train", "draft", place / "target", *asked, "-o", tmp_path / "mine", "--no-measure-cost")
+        result = invoke(*draft)
+        assert result.exit_code == INTERRUPTED and not begun, result.output
+        assert "interrupted" in result.stdout and "goes on" in result.stderr
+        kept = Shards(tmp_path / "mine" / "data").num_sequences
+        assert 0 < kept < 30
+        pressed_at[0] = math.inf
+        monkeypatch.setattr("forerun.train.loop.train_draft", train_draft)
+        finished = invoke(*draft, "--hold-out", "1", *TRAIN[:4])
+        assert finished.exit_code == 0, finished.output
+        assert Shards(tmp_path / "mine" / "data").num_sequences == 30
+
+
+def test_the_target_that_wrote_the_data_is_let_go_of(
+    place: Path, tmp_path: Path, brief_timing: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would be in memory twice while the draft is trained."""
+    loaded, alive, real, train = [], [], forerun.loading.load_model, forerun.train.loop.train_draft
+
+    def load_noted(*arguments: Any, **options: Any) -> Any:
+        model, tokenizer = real(*arguments, **options)
+        loaded.append(weakref.ref(model))
+        return model, tokenizer
+
+    def counted(*arguments: Any, **options: Any) -> Any:
+        alive.append([model() is not None for model in loaded])
+        return train(*arguments, **options)
+
+    monkeypatch.setattr(forerun.loading, "load_model", load_noted)
+    monkeypatch.setattr(forerun.train.loop, "train_draft", counted)
+    (tmp_path / "p.txt").write_text("\n".join(f"Prompt number {i}" for i in range(9)), encoding="utf-8")
+    more = ("-p", tmp_path / "p.txt", "--steps", "1", "--hold-out", "1", "--batch-tokens", "512", "--no-measure-cost")
+    result = invoke("train", "draft", place / "target", "-o", tmp_path / "mine", *more, "--device", "cpu", "--offline")
+    assert result.exit_code == 0, result.output
+    assert alive == [[False, True]] and gc.get_freeze_count() == 0
+
+
+def test_a_target_that_no_draft_can_be_trained_for_writes_nothing(tmp_path: Path) -> None:
+    target = save(tmp_path / "gemma", tiny_model("gemma2", vocab=VOCAB))
+    (tmp_path / "p.txt").write_text("a\nb\n", encoding="utf-8")
+    for kind in KINDS:
+        asked = ("-p", tmp_path / "p.txt", "--kind", kind, "--device", "cpu", "--offline")
+        result = invoke("train", "draft", target, "-o", tmp_path / "mine", *asked)
+        assert result.exit_code == 2 and "no draft can be trained" in result.stderr, result.output
+        assert not (tmp_path / "mine").exists()
+
+
+@pytest.mark.parametrize("command", ["data", "eval", "compare", "ngram"])
+def test_several_processes_run_no_other_command(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each would do all of it, and write into the same folder."""
+    for name, value in {"TORCHELASTIC_RUN_ID": "x", "RANK": "0", "WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
+    result = invoke("train", command, "target", "-o", "nowhere")
+    assert result.exit_code == 2 and "started 2 processes" in result.stderr, result.output
+    assert f"forerun train {command}" in result.stderr and "forerun train draft" in result.stderr
+
+
+def test_several_processes_write_no_data(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"TORCHELASTIC_RUN_ID": "x", "RANK": "0", "WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
+    result = invoke("train", "draft", place / "target", "-p", place / "prompts.jsonl", "-o", tmp_path / "mine")
+    assert result.exit_code == 2 and "2 processes" in result.stderr and "--data" in result.stderr, result.output
 
 
 def test_mistakes_are_found_before_anything_is_loaded(place: Path) -> None:

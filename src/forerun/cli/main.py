@@ -72,6 +72,9 @@ class LazyGroup(click.Group):
     """A group that knows its commands' names and help without importing them."""
 
     table: ClassVar[Mapping[str, LazyCommand]] = {}
+    title: ClassVar[str] = "forerun"
+    several: ClassVar[tuple[str, ...]] = ()
+    """Commands that several processes may run; of any other each process would run the whole."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self.table)
@@ -89,13 +92,21 @@ class LazyGroup(click.Group):
         name = args[0]
         if name not in self.table and not name.startswith("-"):
             raise click.UsageError(f"No such command {name!r}.{_suggest(name, list(self.table))}", ctx=ctx)
-        return super().resolve_command(ctx, args)
+        found, command, rest = super().resolve_command(ctx, args)
+        size = rank_and_size()[1]
+        if size > 1 and found not in self.several:
+            raise InvalidArgument(
+                f"torchrun has started {size} processes, and `{self.title} {found}` runs in one: start it without; "
+                f"those that use several are {', '.join(f'{self.title} {other}' for other in self.several)}"
+            )
+        return found, command, rest
 
 
 class ForerunGroup(LazyGroup):
     """The command itself, where errors become one line."""
 
     table = COMMANDS
+    several = UNDER_TORCHRUN
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -107,19 +118,6 @@ class ForerunGroup(LazyGroup):
         except KeyboardInterrupt:
             click.echo(err=True)
             raise click.exceptions.Exit(INTERRUPTED) from None
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Under torchrun, every process would run the whole command, unless it knows what to do with the others."""
-        name, command, rest = super().resolve_command(ctx, args)
-        size = rank_and_size()[1]
-        if size > 1 and name not in UNDER_TORCHRUN:
-            raise InvalidArgument(
-                f"torchrun has started {size} processes, and `forerun {name}` runs in one: start it without; those "
-                f"that use several are {', '.join(UNDER_TORCHRUN)}"
-            )
-        return name, command, rest
 
     def main(self, *arguments: Any, **options: Any) -> Any:
         """Run, then write out what is still held back: here a full disk can be told, at Python's end it cannot."""

@@ -19,6 +19,8 @@ class TrainGroup(LazyGroup):
     """Its commands are imported when they are called, as those of `forerun` itself."""
 
     table = COMMANDS
+    title = "forerun train"
+    several = ("draft",)
 
 
 @click.group(cls=TrainGroup)

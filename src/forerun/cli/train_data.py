@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import gc
 import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from forerun.cli.main import INTERRUPTED
 from forerun.cli.options import (
     GroupedCommand,
     comma_separated,
@@ -82,7 +85,14 @@ FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 @option(OUTPUT, "--json", "as_json", is_flag=True, help="Print the summary as JSON.")
 @options_from(WritingSettings, MACHINE, "batch_size")
 @place_options(MACHINE)
-def data(target: str, prompts: tuple[Path, ...], output: Path, as_json: bool, **options: Any) -> None:
+def data(
+    target: str,
+    prompts: tuple[Path, ...],
+    output: Path,
+    as_json: bool,
+    check: Callable[[Any], None] | None = None,
+    **options: Any,
+) -> None:
     """Let TARGET answer prompts in large batches and keep the texts as training data.
 
     A drafter is measured on the target's own text, so that is what it should learn from. Nothing depends on the batch:
@@ -95,7 +105,7 @@ def data(target: str, prompts: tuple[Path, ...], output: Path, as_json: bool, **
     from forerun.train.prompts import read_prompts
     from forerun.train.shards import ShardWriter
     from forerun.train.teacher import teacher
-    from forerun.train.writing import stop_ids, wide_engine
+    from forerun.train.writing import Ending, stop_ids, wide_engine
 
     console = err_console()
     check_output_folder(output, "-o")
@@ -106,6 +116,8 @@ def data(target: str, prompts: tuple[Path, ...], output: Path, as_json: bool, **
     with plain_warnings(console):
         with busy(console, f"loading {target}"):
             model, tokenizer = load_model(target, **place_of(options))
+        if check is not None:  # of a command that needs the data: whether it could do anything with it
+            check(model)
         template = uses_template(tokenizer, asked.chat, off="--raw")
         with busy(console, f"encoding {len(reading.prompts)} prompts"):
             encoded = encode_prompts(tokenizer, reading.prompts, template)
@@ -124,6 +136,9 @@ def data(target: str, prompts: tuple[Path, ...], output: Path, as_json: bool, **
             note(console, reading.complaint)
         tally = _write(engine, items, writer, asked, writing, console)
     _print(tally, writer, output, as_json)
+    if tally.ending is Ending.INTERRUPTED:
+        console.print("Stopped by Ctrl-C: the same command goes on from here.", style="yellow")
+        raise click.exceptions.Exit(INTERRUPTED)
 
 
 def _items(
@@ -165,8 +180,7 @@ def _write(
     left = sum(item.number not in writer.done for item in items)
     if not left and not writer.num_sequences:
         raise InvalidArgument("nothing to write: this slice has no prompts; give more, or use fewer slices")
-    gc.freeze()  # tens of thousands of prompts stay to the end: the collector need not look them over again
-    with stop_on_interrupt() as pressed, Bar(console) as bar:
+    with stop_on_interrupt() as pressed, Bar(console) as bar, _uncollected():
         bar.start("writing", total=left)
         shown = 0
 
@@ -183,6 +197,16 @@ def _write(
             interrupted=pressed,
         )
         return write_shards(engine, items, writer, writing, limits, tell)
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Tens of thousands of prompts stay to the end: the collector need not look them over again."""
+    gc.freeze()
+    try:
+        yield
+    finally:  # the target is among what is frozen, and must be let go of before another is loaded
+        gc.unfreeze()
 
 
 def _manifest(

@@ -19,6 +19,7 @@ from forerun.cli.options import (
     settings_from,
 )
 from forerun.cli.train_progress import TrainingBar, held_out
+from forerun.config import rank_and_size
 from forerun.errors import InvalidArgument
 from forerun.train.options import KINDS, EvaluateOptions, TrainOptions
 
@@ -178,11 +179,24 @@ def draft(
 def _write_data(
     ctx: click.Context, target: str, prompts: tuple[Path, ...], output: Path, place: dict[str, Any]
 ) -> Path:
+    import gc
+
+    import torch
+
     from forerun.cli.train_data import data
+    from forerun.train.init_student import check_trainable
 
     if not prompts:
         raise InvalidArgument("give --data FOLDER, or --prompts FILE to let the target write the data first")
-    ctx.invoke(data, target=target, prompts=prompts, output=output / "data", **place)
+    if (size := rank_and_size()[1]) > 1:
+        raise InvalidArgument(
+            f"--prompts: {size} processes were started, and each would write all the data; write it first with "
+            "`forerun train data` in one process, and give its folder with --data"
+        )
+    ctx.invoke(data, target=target, prompts=prompts, output=output / "data", check=check_trainable, **place)
+    gc.collect()  # the target that has written it, before it is loaded again to be learnt from
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
     return output / "data"
 
 

@@ -46,7 +46,7 @@ class InitialStudent:
 
 def init_student(target: PreTrainedModel, options: TrainOptions, tokens: Tensor | None) -> InitialStudent:
     """`tokens` [Vd] are the ids the draft can say, None for all. Random weights come from the options' seed."""
-    _check_target(target)
+    check_trainable(target)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(options.seed)
         make = _causal if options.kind == "causal" else _with_head
@@ -56,7 +56,8 @@ def init_student(target: PreTrainedModel, options: TrainOptions, tokens: Tensor 
     return initial
 
 
-def _check_target(target: PreTrainedModel) -> None:
+def check_trainable(target: PreTrainedModel) -> None:
+    """Raise unless a draft of any kind can be trained for this target."""
     try:
         check_plain(target)
     except UnsupportedModel as error:
