@@ -170,3 +170,11 @@ def test_as_many_files_may_be_open_as_the_system_allows() -> None:
         assert resource.getrlimit(resource.RLIMIT_NOFILE) == (before[1], before[1])
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+@pytest.mark.parametrize("opener", [open, gzip.open])
+def test_a_byte_order_mark_is_no_text(tmp_path: Path, opener: Any) -> None:
+    path = tmp_path / ("p.txt.gz" if opener is gzip.open else "p.txt")
+    with opener(path, "wb") as file:
+        file.write("\ufeffhello\ufeff".encode())
+    assert read_text(path) == "hello\ufeff"

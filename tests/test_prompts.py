@@ -23,6 +23,37 @@ def test_json_may_hold_what_ends_a_line_elsewhere() -> None:
     assert where == "p, line 1" and prompt_of(row) == "one\u2028line"
 
 
+def test_a_line_of_text_ends_where_files_end_it() -> None:
+    """At \\n or \\r\\n. What else Unicode takes for the end of a line may stand in a prompt."""
+    text = "one\u2028two\r\nthree\x0bfour\x85five\rsix\n\r\nseven"
+    assert [row for _, row in rows_in(text, "p")] == ["one\u2028two", "three\x0bfour\x85five\rsix", "seven"]
+    assert [where for where, _ in rows_in(text, "p")] == ["p, line 1", "p, line 2", "p, line 4"]
+
+
+@pytest.mark.parametrize(("text", "rows"), [
+    ('[\n {"prompt": "a"},\n {"prompt": "b"}\n]\n', [{"prompt": "a"}, {"prompt": "b"}]),
+    (' ["a", "b\\nc"]', ["a", "b\nc"]),
+    ("[]", []),
+    ("[1] a footnote\n[2] another", ["[1] a footnote", "[2] another"]),
+    ("[1, 2]\n", ["[1, 2]"]),
+    ('["a"]\n["b"]\n', ['["a"]', '["b"]']),
+])  # fmt: skip
+def test_a_list_is_known_by_what_it_holds(text: str, rows: list[object]) -> None:
+    """Without a name that says so, as from standard input; text that begins with a bracket stays text."""
+    assert [row for _, row in rows_in(text, "-")] == rows
+
+
+@pytest.mark.parametrize("row", [
+    {"prompt": "half \ud83d"}, {"messages": [{"role": "user", "content": "\udc00"}]}, {"turns": ["\ud83d"]}, "\ud83d",
+    {"messages": [{"role": "\ud83d", "content": "hello"}]}, {"instruction": "a", "input": "\udfff"},
+])  # fmt: skip
+def test_half_of_a_character_is_no_text(row: object) -> None:
+    """It has no UTF-8, and tokenizers fail on it, with all other rows."""
+    with pytest.raises(ValueError, match="half of a character"):
+        prompt_of(row)
+    assert prompt_of({"prompt": "whole \U0001f600"}) == "whole \U0001f600"
+
+
 def test_prompts_go_through_the_template() -> None:
     tokenizer = byte_tokenizer()
     said, talk, raw = (

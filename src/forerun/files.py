@@ -21,10 +21,10 @@ FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 def read_text(path: Path) -> str:
-    """A UTF-8 file, unpacked where its name ends in .gz or .xz."""
+    """A UTF-8 file, unpacked where its name ends in .gz or .xz; a byte-order mark in front is no part of its text."""
     try:
         with OPENERS.get(path.suffix, open)(path, "rb") as file:
-            text: str = file.read().decode("utf-8")
+            text: str = file.read().decode("utf-8-sig")
             return text
     except UnicodeDecodeError as error:
         raise InvalidArgument(

@@ -1,7 +1,7 @@
 """Prompts in files, whatever their shape, and their token ids: one reader for every command.
 
-A file holds text, one prompt a line, or JSON: one object a line, or a list of them. Commands differ in what they do
-about a bad row (refuse the file, or skip and count it), so reading rows and making prompts of them are two steps.
+A file holds text, one prompt a line, or JSON: one object a line, or a list of objects or texts. Commands differ in what
+they do about a bad row (refuse the file, or skip and count it), so reading rows and making prompts of them are two steps.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ def rows_of(path: Path, *, paragraphs: bool = False) -> Iterator[tuple[str, Any]
 
 def rows_in(text: str, name: str, suffix: str = "", *, paragraphs: bool = False) -> Iterator[tuple[str, Any]]:
     """Each row of a file's text, behind where it stands: a JSON value, text, or the ValueError that reading it gave."""
-    if suffix == ".json" and text.lstrip().startswith("["):
-        for number, row in enumerate(_json_list(name, text), start=1):
+    if (rows := _json_list(text, name, suffix)) is not None:
+        for number, row in enumerate(rows, start=1):
             yield f"{name}, entry {number}", row
     elif suffix in (".json", ".jsonl", ".ndjson") or text.lstrip().startswith("{"):
         for number, line in enumerate(text.split("\n"), start=1):  # JSON may hold what `splitlines` takes for an end
@@ -72,10 +72,19 @@ def uses_template(tokenizer: Any, chat: bool | None = None, off: str = "--no-cha
 
 def encode_prompts(tokenizer: Any, prompts: Sequence[Prompt], template: bool) -> list[tuple[int, ...]]:
     """Token ids of each prompt, up to where the model begins to write."""
-    if not prompts:
+    return encode_rendered(tokenizer, [rendered(tokenizer, prompt, template) for prompt in prompts], template)
+
+
+def rendered(tokenizer: Any, prompt: Prompt, template: bool) -> str:
+    """A prompt as the model reads it; InvalidArgument where the chat template refuses it."""
+    return render_chat(tokenizer, _messages(prompt)) if template else _plain(prompt)
+
+
+def encode_rendered(tokenizer: Any, texts: Sequence[str], template: bool) -> list[tuple[int, ...]]:
+    """Token ids of texts that `rendered` has made, all in one call: that is what tokenizers are fast at."""
+    if not texts:
         return []
-    texts = [render_chat(tokenizer, _messages(prompt)) if template else _plain(prompt) for prompt in prompts]
-    rows = tokenizer(texts, add_special_tokens=not template, padding=False, verbose=False)["input_ids"]
+    rows = tokenizer(list(texts), add_special_tokens=not template, padding=False, verbose=False)["input_ids"]
     return [tuple(row) for row in rows]
 
 
@@ -88,10 +97,14 @@ def _plain(prompt: Prompt) -> str:
 
 
 def _text_parts(text: str, paragraphs: bool) -> Iterator[tuple[int, str]]:
-    """Lines, or paragraphs (set apart by empty lines), each behind the number of its first line."""
+    """Lines, or paragraphs (set apart by empty lines), each behind the number of its first line.
+
+    A line ends at \\n or \\r\\n; what else `splitlines` takes for an end may stand in a prompt.
+    """
     held: list[str] = []
     first = 1
-    for number, line in enumerate([*text.splitlines(), ""], start=1):
+    lines = [line.removesuffix("\r") for line in text.split("\n")]
+    for number, line in enumerate([*lines, ""], start=1):
         if not held:
             first = number
         if line.strip():
@@ -101,12 +114,17 @@ def _text_parts(text: str, paragraphs: bool) -> Iterator[tuple[int, str]]:
             held = []
 
 
-def _json_list(name: str, text: str) -> list[Any]:
+def _json_list(text: str, name: str, suffix: str) -> list[Any] | None:
+    """The entries of a text that is a list: by its name, or because it can be read as one of objects or texts."""
+    if suffix in (".jsonl", ".ndjson") or not text.lstrip().startswith("["):
+        return None
     try:
         rows: list[Any] = parse_json(text)
     except ValueError as error:
+        if suffix != ".json":
+            return None
         raise InvalidArgument(f"{name}: {error}; correct it, or fetch it again") from error
-    return rows
+    return rows if suffix == ".json" or all(isinstance(row, dict | str) for row in rows) else None
 
 
 def _json(line: str) -> Any:
@@ -122,7 +140,18 @@ def filled_text(value: Any, name: str) -> str:
         raise ValueError(f"{name} is {type(value).__name__}, not text")
     if not value.strip():
         raise ValueError(f"{name} is empty")
+    check_whole(value, name)
     return value
+
+
+def check_whole(text: str, name: str) -> None:
+    """Raise ValueError where a text holds half of a character, as JSON's \\ud83d alone: it has no UTF-8, nor tokens."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(
+            f"{name} holds half of a character (a surrogate, {text[error.start]!a}, at place {error.start + 1})"
+        ) from error
 
 
 def _conversation(turns: Any, name: str) -> Prompt:
@@ -133,9 +162,15 @@ def _conversation(turns: Any, name: str) -> Prompt:
         return filled_text(turns[0], name)
     if not all(isinstance(turn, dict) and {"role", "content"} <= turn.keys() for turn in turns):
         raise ValueError(f"{name} must hold texts, or messages with role and content")
-    messages = [{"role": str(turn["role"]), "content": filled_text(turn["content"], "content")} for turn in turns]
+    messages = [{"role": _role(turn), "content": filled_text(turn["content"], "content")} for turn in turns]
     while messages and messages[-1]["role"] == "assistant":
         messages.pop()
     if not messages:
         raise ValueError(f"{name} holds nothing but the assistant's words")
     return messages
+
+
+def _role(turn: dict[str, Any]) -> str:
+    role = str(turn["role"])
+    check_whole(role, "role")
+    return role

@@ -21,7 +21,7 @@ from forerun.drafters import NgramTable
 from forerun.engine import Engine
 from forerun.types import Origin
 from support.clocks import ErraticClock
-from support.folders import VOCAB
+from support.folders import VOCAB, save
 from support.tiny import plain_greedy, tiny_model
 
 SHORT = ("--max-new-tokens", "12")
@@ -200,6 +200,51 @@ def test_compare_leaves_out_what_transformers_cannot_do(generate: Command, targe
     found = document(generate("-m", target, "--compare", "--json", "--presence-penalty", "1", *SHORT, "a").stdout)
     assert len(found["compare"]["ways"]) == 2
     assert "presence_penalty" in found["compare"]["notes"][0]
+
+
+class TestFilesOfPrompts:
+    """What programs put around text is no part of a prompt, and what cannot be read is named by its row."""
+
+    def prompts(self, result: Any) -> list[str]:
+        assert result.exit_code == 0, result.output
+        return [entry["prompt"] for entry in document(result.stdout)["prompts"]]
+
+    @pytest.mark.parametrize(("name", "content"), [
+        ("p.txt", "\ufeffhello\r\nwor\u2028ld\r\n"), ("p.jsonl", '\ufeff{"prompt": "hello"}\n{"prompt": "wor\u2028ld"}\n'),
+        ("p.txt", '\ufeff{"prompt": "hello"}\n{"prompt": "wor\u2028ld"}\n'), ("p", '["hello", "wor\u2028ld"]'),
+        ("-", "\ufeffhello\r\nwor\u2028ld"), ("-", '\ufeff[\n {"prompt": "hello"},\n {"prompt": "wor\u2028ld"}\n]'),
+    ])  # fmt: skip
+    def test_marks_and_line_ends(
+        self, generate: Command, target: str, tmp_path: Path, name: str, content: str
+    ) -> None:
+        path = tmp_path / name
+        if name != "-":
+            path.write_bytes(content.encode())
+        given = ("-f", "-" if name == "-" else str(path))
+        stdin = content.encode() if name == "-" else None
+        result = generate("-m", target, "--json", "--max-new-tokens", "1", *given, stdin=stdin, PYTHONIOENCODING="utf-8")
+        assert self.prompts(result) == ["hello", "wor\u2028ld"]
+
+    def test_a_carriage_return_in_a_line_stays(self, generate: Command, target: str, tmp_path: Path) -> None:
+        (tmp_path / "p.txt").write_bytes(b"one\rtwo\n")
+        short = ("-m", target, "--json", "--max-new-tokens", "1")
+        for result in (generate(*short, "-f", str(tmp_path / "p.txt")), generate(*short, "-f", "-", stdin=b"one\rtwo\n")):
+            assert self.prompts(result) == ["one\rtwo"]
+
+    def test_the_mark_before_a_prompt_from_a_pipe(self, generate: Command, target: str) -> None:
+        result = generate("-m", target, "--json", "--max-new-tokens", "1", "-", stdin="\ufeffhello\nyou".encode())
+        assert self.prompts(result) == ["hello\nyou"]
+
+    def test_the_row_is_named(self, generate: Command, tmp_path: Path) -> None:
+        refusing = "{% for m in messages %}{% if m['role'] == 'system' %}{{ raise_exception('none') }}{% endif %}"
+        target = save(tmp_path / "m", tiny_model("llama", vocab=VOCAB), refusing + "{{ m['content'] }}{% endfor %}")
+        talk = [{"role": "system", "content": "be kind"}, {"role": "user", "content": "hi"}]
+        for bad, why in (({"messages": talk}, "template refuses"), ({"prompt": "half \ud83d"}, "half of a character")):
+            (tmp_path / "p.jsonl").write_text('{"prompt": "good"}\n' + json.dumps(bad))
+            result = generate("-m", target, "-f", str(tmp_path / "p.jsonl"))
+            assert result.exit_code == 2 and "p.jsonl, line 2: " in result.stderr and why in result.stderr
+        argument = generate("-m", target, "good", "half \ud83d")
+        assert argument.exit_code == 2 and "prompt 2 holds half of a character" in argument.stderr
 
 
 BAD = {

@@ -232,6 +232,24 @@ def test_a_target_that_no_draft_can_be_trained_for_writes_nothing(tmp_path: Path
         assert not (tmp_path / "mine").exists()
 
 
+def test_rows_that_cannot_be_encoded_do_not_end_the_writing(tmp_path: Path) -> None:
+    refusing = "{% for m in messages %}{% if m['role'] == 'system' %}{{ raise_exception('no system') }}{% endif %}"
+    target = save(tmp_path / "m", tiny_model("llama", vocab=VOCAB), refusing + "{{ m['content'] }}{% endfor %}")
+    talk = [{"role": "system", "content": "be kind"}, {"role": "user", "content": "hi"}]
+    rows = [{"prompt": "good"}, {"messages": talk}, {"prompt": "half \ud83d"}, {"prompt": "fine"}]
+    (tmp_path / "p.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    place = ("--max-new-tokens", "8", "--device", "cpu", "--offline")
+    asked = ("train", "data", target, "-p", tmp_path / "p.jsonl", *place)
+    result = invoke(*asked, "-o", tmp_path / "d", "--json")
+    assert result.exit_code == 0, result.output
+    assert "2 bad rows skipped" in result.stderr and json.loads(result.stdout)["sequences"] == 2
+    strict = invoke(*asked, "-o", tmp_path / "strict", "--strict")
+    assert strict.exit_code == 2 and "line 3" in strict.stderr and not (tmp_path / "strict").exists()
+    (tmp_path / "p.jsonl").write_text("\n".join(map(json.dumps, rows[:2])), encoding="utf-8")
+    strict = invoke(*asked, "-o", tmp_path / "strict", "--strict")
+    assert strict.exit_code == 2 and "line 2" in strict.stderr and "no system" in strict.stderr
+
+
 @pytest.mark.parametrize("command", ["data", "eval", "compare", "ngram"])
 def test_several_processes_run_no_other_command(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each would do all of it, and write into the same folder."""

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from forerun.errors import InvalidArgument
-from forerun.train.prompts import read_prompts
+from forerun.train.prompts import encode_reading, read_prompts
+from support.folders import byte_tokenizer
 
 USER = {"role": "user", "content": "hello"}
 REPLY = {"role": "assistant", "content": "yes?"}
@@ -97,3 +98,28 @@ def test_files_without_prompts_are_refused(tmp_path: Path) -> None:
     (tmp_path / "latin.txt").write_bytes("grün".encode("latin-1"))
     with pytest.raises(InvalidArgument, match="UTF-8"):
         read_prompts([tmp_path / "latin.txt"])
+
+
+ALTERNATING = (
+    "{% for m in messages %}{% if (m['role'] == 'user') != (loop.index0 % 2 == 0) %}"
+    "{{ raise_exception('roles must alternate') }}{% endif %}{{ m['content'] }}{% endfor %}"
+)
+
+
+def test_a_conversation_that_the_template_refuses_is_a_bad_row(tmp_path: Path) -> None:
+    """Among thousands of rows, one with a system message may not end it all."""
+    bad = {"messages": [{"role": "system", "content": "be kind"}, USER]}
+    path = write(tmp_path / "p.jsonl", {"messages": [USER]}, bad, {"prompt": "x y z"}, {"other": 1})
+    tokenizer = byte_tokenizer(ALTERNATING)
+    encoded, reading = encode_reading(read_prompts([path]), tokenizer, template=True)
+    assert [tokenizer.decode(row) for row in encoded] == ["hello", "x y z"]
+    assert reading.prompts == ([USER], "x y z") and reading.places[1].endswith("line 3")
+    assert reading.num_bad == 2 and reading.first_bad is not None and "p.jsonl, line 4" in reading.first_bad
+    again, _ = encode_reading(reading, tokenizer, template=True, strict=True)
+    assert again == encoded
+    with pytest.raises(InvalidArgument, match=r"p\.jsonl, line 2.*alternate.*--strict"):
+        encode_reading(read_prompts([path]), tokenizer, template=True, strict=True)
+    only = read_prompts([write(tmp_path / "q.jsonl", bad)])
+    with pytest.raises(InvalidArgument, match=r"no prompt is left.*q\.jsonl, line 1"):
+        encode_reading(only, tokenizer, template=True)
+    assert len(encode_reading(only, tokenizer, template=False)[0]) == 1

@@ -97,11 +97,12 @@ def generate(prompts: tuple[str, ...], file: Path | None, **options: Any) -> Non
     separated by an empty line; use --json to tell them apart. Ctrl-C ends the texts with what they have.
     """
     from forerun.cli.console import err_console, out_console, plain_warnings
-    from forerun.cli.prompts import check_template, encode, read_prompts, with_task_prefix
+    from forerun.cli.prompts import check_template, encode_placed, read_placed, with_task_prefix
 
     console = err_console(options["quiet"])
     with plain_warnings(console):
-        texts = read_prompts(prompts, file)
+        places, asked = zip(*read_placed(prompts, file), strict=True)
+        texts: Sequence[Prompt] = asked
         keywords = _keywords(generate_keywords(options), options["n"])
         from forerun.cli.pair import load
 
@@ -109,7 +110,7 @@ def generate(prompts: tuple[str, ...], file: Path | None, **options: Any) -> Non
         if options["task"] is not None:
             texts = with_task_prefix(loaded.model, options["task"], texts, console)
         template = check_template(loaded.tokenizer, options["chat"], options["system"], texts)
-        encoded = [encode(loaded.tokenizer, prompt, template, options["system"]) for prompt in texts]
+        encoded = encode_placed(loaded.tokenizer, texts, places, template, options["system"])
         show = _Show(loaded, texts, out_console(), console)
         if options["compare"]:
             done, comparison = show.compared(encoded, keywords, options["as_json"])

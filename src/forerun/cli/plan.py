@@ -266,11 +266,11 @@ def _prompts(loaded: Loaded, settings: PlanSettings, options: dict[str, Any]) ->
 
 
 def _from_file(file: Path, tokenizer: Any) -> list[Prompt]:
-    from forerun.cli.prompts import check_template, encode, read_prompts
+    from forerun.cli.prompts import check_template, encode_placed, read_placed
 
-    texts = read_prompts((), file)
+    places, texts = zip(*read_placed((), file), strict=True)
     template = check_template(tokenizer, None, None, texts)
-    return [tuple(encode(tokenizer, text, template)) for text in texts]
+    return [tuple(row) for row in encode_placed(tokenizer, texts, places, template)]
 
 
 def _questions(tokenizer: Any) -> tuple[list[Prompt], str]:

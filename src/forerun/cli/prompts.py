@@ -5,12 +5,13 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Sequence
+from io import TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forerun.errors import ForerunWarning, InvalidArgument
 from forerun.inputs import chat_ids, text_ids
-from forerun.prompts import CONVERSATIONS, FIELDS, Prompt, prompt_of, rows_in, rows_of, uses_template
+from forerun.prompts import CONVERSATIONS, FIELDS, Prompt, check_whole, prompt_of, rows_in, rows_of, uses_template
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -18,32 +19,54 @@ if TYPE_CHECKING:
 
 
 def read_prompts(arguments: Sequence[str], file: Path | None) -> list[Prompt]:
-    """Arguments first ('-' is stdin as one prompt), then the file's prompts. With neither, stdin, if it is a pipe."""
+    """The prompts of `read_placed`."""
+    return [prompt for _, prompt in read_placed(arguments, file)]
+
+
+def read_placed(arguments: Sequence[str], file: Path | None) -> list[tuple[str, Prompt]]:
+    """Each prompt behind where it stands, for errors that come later.
+
+    Arguments first ('-' is stdin as one prompt), then the file's prompts. With neither, stdin, if it is a pipe.
+    """
     if not arguments and file is None and not sys.stdin.isatty():
         arguments = ["-"]
     if [*arguments, str(file)].count("-") > 1:
         raise InvalidArgument("standard input was asked for twice, and can be read once: leave one '-' out")
-    prompts: list[Prompt] = [_standard_input() if text == "-" else text for text in arguments]
+    given = (_standard_input() if text == "-" else text for text in arguments)
+    prompts = [_argument(text, number) for number, text in enumerate(given, start=1)]
     if file is not None:
         prompts += _from_file(file)
     if not prompts:
         raise InvalidArgument("no prompt: give one as an argument, with --file, or through a pipe")
-    for number, prompt in enumerate(prompts, start=1):
-        if not prompt or (isinstance(prompt, str) and not prompt.strip()):
-            raise InvalidArgument(f"prompt {number} is empty: give at least one word")
     return prompts
+
+
+def _argument(text: str, number: int) -> tuple[str, Prompt]:
+    where = f"prompt {number}"
+    if not text.strip():
+        raise InvalidArgument(f"{where} is empty: give at least one word")
+    try:
+        check_whole(text, where)
+    except ValueError as error:
+        raise InvalidArgument(f"{error}: check how it is written") from error
+    return where, text
 
 
 def _standard_input() -> str:
     try:
-        return sys.stdin.read()
+        return sys.stdin.read().removeprefix("\ufeff")  # the mark that some programs begin UTF-8 with
     except UnicodeDecodeError as error:
         raise InvalidArgument(f"standard input is not text ({error.reason} at byte {error.start})") from error
 
 
-def _from_file(path: Path) -> list[Prompt]:
-    rows = rows_in(_standard_input(), "-") if str(path) == "-" else rows_of(path)
-    prompts = [_from_row(row, where) for where, row in rows]
+def _from_file(path: Path) -> list[tuple[str, Prompt]]:
+    if str(path) == "-":
+        if isinstance(sys.stdin, TextIOWrapper):
+            sys.stdin.reconfigure(newline="")  # a carriage return by itself ends no line here either
+        rows = rows_in(_standard_input(), "-")
+    else:
+        rows = rows_of(path)
+    prompts = [(where, _from_row(row, where)) for where, row in rows]
     if not prompts:
         raise InvalidArgument(
             f"{path} holds no prompts: write one a line, or JSONL with one of the fields {', '.join(FIELDS)}"
@@ -69,6 +92,19 @@ def check_template(tokenizer: Any, chat: bool | None, system: str | None, prompt
     if not use and any(isinstance(prompt, list) for prompt in prompts):
         raise InvalidArgument("a conversation with roles needs a chat template, and there is none or it was turned off")
     return use
+
+
+def encode_placed(
+    tokenizer: Any, prompts: Sequence[Prompt], places: Sequence[str], template: bool, system: str | None = None
+) -> list[list[int]]:
+    """Token ids of each prompt; an error names the place of the one that cannot be encoded."""
+    rows = []
+    for where, prompt in zip(places, prompts, strict=True):
+        try:
+            rows.append(encode(tokenizer, prompt, template, system))
+        except InvalidArgument as error:
+            raise InvalidArgument(f"{where}: {error}") from error
+    return rows
 
 
 def encode(tokenizer: Any, prompt: Prompt, template: bool, system: str | None = None) -> list[int]:

@@ -101,8 +101,8 @@ def data(
     from forerun.cli.console import busy, err_console, note, plain_warnings
     from forerun.files import check_output_folder
     from forerun.loading import load_model
-    from forerun.prompts import encode_prompts, uses_template
-    from forerun.train.prompts import read_prompts
+    from forerun.prompts import uses_template
+    from forerun.train.prompts import encode_reading, read_prompts
     from forerun.train.shards import ShardWriter
     from forerun.train.teacher import teacher
     from forerun.train.writing import Ending, stop_ids, wide_engine
@@ -120,7 +120,7 @@ def data(
             check(model)
         template = uses_template(tokenizer, asked.chat, off="--raw")
         with busy(console, f"encoding {len(reading.prompts)} prompts"):
-            encoded = encode_prompts(tokenizer, reading.prompts, template)
+            encoded, reading = encode_reading(reading, tokenizer, template, strict=asked.strict)
         writing = replace(writing, stop_ids=stop_ids(model))
         writer = ShardWriter(
             output,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -16,14 +17,14 @@ from forerun.decoder import SpeculativeDecoder
 from forerun.drafters import ParallelHeads, from_folder
 from forerun.drafters.choose import behind_lookup
 from forerun.engine import RowResult, Stats
-from forerun.errors import InvalidArgument
+from forerun.errors import ForerunWarning, InvalidArgument
 from forerun.measure.provenance import Provenance
 from forerun.measure.record import Record
 from forerun.measure.repetition import repeated_share
-from forerun.prompts import encode_prompts, rows_of, uses_template
+from forerun.prompts import rows_of, uses_template
 from forerun.train.costs import StepCosts, weigh
 from forerun.train.options import EvaluateOptions
-from forerun.train.prompts import read_prompts
+from forerun.train.prompts import encode_reading, read_prompts
 from forerun.train.report import ALL, evaluation_record
 
 
@@ -42,8 +43,9 @@ def read_prompts_by_category(path: Path, tokenizer: Any, limit: int | None = Non
         rows = zip(encode(tokenizer, questions), (whole(question.category) for question in questions), strict=True)
         prompts = [CategorizedPrompt(tokens, category) for tokens, category in rows]
     else:
-        texts = read_prompts([path]).prompts
-        encoded = encode_prompts(tokenizer, texts, uses_template(tokenizer))
+        encoded, reading = encode_reading(read_prompts([path]), tokenizer, uses_template(tokenizer))
+        if reading.complaint:
+            warnings.warn(reading.complaint, ForerunWarning, stacklevel=2)
         prompts = [CategorizedPrompt(tokens, ALL) for tokens in encoded]
     if limit is None:
         return prompts
