@@ -67,6 +67,15 @@ def test_methods_take_turns_on_every_group(bench: Bench, output: Path) -> None:
     assert notebook.done == pytest.approx(notebook.total) and "minutes" in notebook.said[0]
 
 
+def test_an_output_that_fills_the_context_is_refused(bench: Bench, output: Path) -> None:
+    context = bench.target.config.max_position_embeddings
+    settings = CompareSettings(methods=("a",), batch_sizes=(1,), max_new_tokens=context)
+    diary: DIARY = []
+    with pytest.raises(InvalidArgument, match=rf"--max-new-tokens {context}: the target's context ends at {context}"):
+        run(settings, bench, built_in(), output, Notebook(), ["forerun", "bench"], [FakeMethod("a", diary)])
+    assert not diary
+
+
 def test_the_baseline_is_compared_with_nobody(bench: Bench, output: Path) -> None:
     record, _ = fake_run(bench, [FakeMethod("a", []), FakeMethod("b", [])], output)
     agreements = {m["method"]: m["agreement"] for m in record.rows if m["batch"] == 2}

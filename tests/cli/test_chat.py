@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import signal
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from cli.command import Command
 from forerun.cli import chat as module
@@ -14,7 +17,7 @@ from forerun.cli.conversation import Conversation
 from forerun.cli.pair import Loaded
 from forerun.errors import InvalidArgument
 from forerun.inputs import tokenize_rendered
-from support.folders import VOCAB, byte_tokenizer
+from support.folders import VOCAB, byte_tokenizer, save
 from support.tiny import tiny_model
 
 SHORT = ("--max-new-tokens", "8", "-d", "none")
@@ -66,6 +69,24 @@ def test_an_unknown_command_of_a_pipe_is_a_turn_without_an_answer(chat: Command,
 def test_a_pipe_that_is_no_text_is_refused(chat: Command, target: str) -> None:
     result = chat("-m", target, "-q", *SHORT, stdin=b"hello\n\xff\xfe\n")
     assert result.exit_code == 2 and "standard input is not text" in result.stderr
+
+
+@pytest.mark.parametrize("quiet", [(), ("-q",)])
+def test_an_answer_that_fails_is_told_and_is_one_line(chat: Command, tmp_path: Path, quiet: tuple[str, ...]) -> None:
+    model = copy.deepcopy(tiny_model("llama", vocab=VOCAB))
+    with torch.no_grad():
+        model.lm_head.weight[5].fill_(float("nan"))
+    result = chat("-m", save(tmp_path, model), *quiet, "--max-new-tokens", "4", stdin="hello\nyou\n")
+    assert result.exit_code == 1 and result.stdout == "\n\n"
+    assert "turn 1: " in result.stderr and "turn 2: " in result.stderr and "NaN" in result.stderr
+
+
+def test_a_byte_order_mark_is_no_part_of_a_turn(chat: Command, target: str) -> None:
+    plain, marked = (
+        chat("-m", target, "-q", "--max-new-tokens", "6", stdin=f"{mark}hello\n".encode()) for mark in ("", "\ufeff")
+    )
+    assert plain.exit_code == 0 and plain.stdout.strip() and plain.stdout == marked.stdout
+    assert chat("-m", target, "-q", stdin="").exit_code == 0
 
 
 def test_a_model_without_a_template_cannot_chat(chat: Command, bare: str) -> None:

@@ -165,3 +165,24 @@ def test_help_teaches(plan: Command) -> None:
         "[default: (auto and lookup)]",
     ):
         assert words in output
+
+
+@pytest.mark.parametrize("name", ["off", "none", " off"])
+def test_plain_decoding_is_no_drafter_to_choose(plan: Command, target: str, name: str) -> None:
+    result = plan(target, "-d", name)
+    assert result.exit_code == 2 and f"--draft {name.strip()}" in result.output and "always measured" in result.output
+
+
+def test_prompts_of_a_file_are_bounded_where_that_is_asked(plan: Command, target: str, tmp_path: Path) -> None:
+    """By default they are yours, and all of them count."""
+    path = tmp_path / "p.txt"
+    path.write_text("\n".join(f"a prompt that is rather long, number {i}" for i in range(3)) + "\na\n", encoding="utf-8")
+    quick = ("-d", "lookup", "--check", "none", "--max-length", "1", "--max-new-tokens", "2", "--repeats", "1", "--json")
+    counts = []
+    for more in ((), ("--prompt-tokens", "30")):
+        result = plan(target, "-f", str(path), *quick, *more, FORERUN_KERNELS="off")
+        assert result.exit_code == 0, result.output
+        counts.append(json.loads(result.stdout)["settings"]["num_prompts"])
+    assert counts == [4, 1]
+    none = plan(target, "-f", str(path), *quick, "--prompt-tokens", "8")
+    assert none.exit_code == 2 and "at most 8 tokens" in none.output

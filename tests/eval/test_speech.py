@@ -203,3 +203,9 @@ def test_the_real_pair_on_two_real_clips(tmp_path: Path, monkeypatch: pytest.Mon
     assert [one["identical"] for one in rows] == [2] * 6
     assert rows[0]["word_error_rate"] < 0.1
     assert all(one["tokens_per_round"] > 1.2 for one in rows if one["method"] == SPECULATIVE)
+
+
+@pytest.mark.parametrize("option", ["--quantize int4", "--no-quantize-head", "--draft-quantize int8"])
+def test_what_a_recogniser_cannot_be_asked_is_refused(option: str, tmp_path: Path) -> None:
+    result = CliRunner().invoke(cli, ["eval", "asr", *option.split(), "--data", str(tmp_path)])
+    assert result.exit_code == 2 and "a Whisper is run as it is stored" in result.output, result.output

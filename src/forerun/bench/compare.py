@@ -295,4 +295,9 @@ def _speed(method: Method, group: Group) -> Speed:
 def _room(settings: CompareSettings, bench: Bench) -> int | None:
     """Tokens a prompt may have, so that the output still fits the context."""
     context: Any = getattr(bench.target.config, "max_position_embeddings", None)
+    if context is not None and settings.max_new_tokens >= context:
+        raise InvalidArgument(
+            f"--max-new-tokens {settings.max_new_tokens}: the target's context ends at {context} tokens, prompt "
+            "included; give fewer"
+        )
     return None if context is None else context - settings.max_new_tokens

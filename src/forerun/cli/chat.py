@@ -48,7 +48,8 @@ def chat(ctx: click.Context, /, **options: Any) -> None:
     """Talk to a model. /help lists commands; Ctrl-C stops an answer, Ctrl-D leaves.
 
     From a pipe every line is a turn, and only the answers go to standard output. A turn that does not fit the model's
-    context, and an unknown command, is answered by an empty line; standard error says why, and the exit code is 1.
+    context, and an unknown command, is answered by an empty line; standard error says why, and the exit code is 1. So
+    it is where a model's numbers fail in an answer, which ends there.
     """
     from forerun.cli.console import err_console, out_console
 
@@ -126,7 +127,7 @@ class Session(Talk):
         self.conversation.answer(row.tokens)
         self.stats, self.seconds = self.stats.plus(done.stats), self.seconds + done.seconds
         if row.error:
-            self.say(row.error)
+            self.refuse(row.error, has_line=True)
         elif self.text.is_terminal:
             self.err.print(f"{one_line(done.stats, done.seconds)}; ended by {row.finish_reason.value}", style="dim")
 

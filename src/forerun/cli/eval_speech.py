@@ -27,6 +27,8 @@ MEANINGLESS = (
     "code_seconds", "confidence",
 )  # fmt: skip
 """Options of other tasks. Nothing is ignored: they are refused here."""
+ROUNDING = ("quantize", "quantize_head", "draft_quantize")
+"""Options of text models."""
 
 
 def evaluate_speech(
@@ -68,6 +70,8 @@ def _check(tasks: tuple[str, ...]) -> None:
         raise InvalidArgument(
             f"{typed[0]} means nothing to {TASK!r}, which decodes greedily and counts words: leave it out"
         )
+    if typed := typed_options(click.get_current_context(), ROUNDING):
+        raise InvalidArgument(f"{typed[0]}: a Whisper is run as it is stored; leave it out")
     for package in ("jiwer", "soundfile", "soxr"):
         if importlib.util.find_spec(package) is None:
             raise InvalidArgument(f"{TASK!r} needs {package}; run: pip install 'forerun[eval,speech]'")

@@ -71,6 +71,7 @@ FILE = click.Path(dir_okay=False, path_type=Path)
     "--prompt-tokens",
     least=2,
     default=256,
+    show_default="256; no bound for those of --file",
     help="Leave out prompts longer than this; of a synthetic pair's random prompts, half of it is the length.",
 )
 @options_from(
@@ -198,13 +199,14 @@ def _settings(target: str, options: dict[str, Any]) -> PlanSettings:
 def _load(target: str, options: dict[str, Any]) -> Loaded:
     from forerun.bench.synthetic import is_synthetic
     from forerun.cli.pair import is_split, load_split, stored_place
+    from forerun.drafters.named import OFF
     from forerun.loading import load_model
 
     where = place_of(options)
-    wanted = list(dict.fromkeys(options["drafts"]))
+    wanted = list(dict.fromkeys(name.strip() for name in options["drafts"]))
     for name in wanted:
-        if name == "none":
-            raise InvalidArgument("--draft none: plain decoding is always measured; leave it out")
+        if name in OFF:
+            raise InvalidArgument(f"--draft {name}: plain decoding is always measured; leave it out")
         if name == OWN and not is_synthetic(target):
             raise InvalidArgument(f"--draft own: only synthetic pairs have a draft of their own, {target!r} is none")
     if is_synthetic(target):
@@ -252,10 +254,12 @@ def _prompts(loaded: Loaded, settings: PlanSettings, options: dict[str, Any]) ->
     if settings.contexts and max(settings.contexts) > room:
         raise InvalidArgument(f"--contexts {max(settings.contexts)}: the target has room for {room} tokens before them")
     if options["file"] is not None:
-        prompts, source, longest = _from_file(options["file"], loaded.tokenizer), options["file"].name, room
+        prompts, source = _from_file(options["file"], loaded.tokenizer), options["file"].name
     else:
         prompts, source = _questions(loaded.tokenizer)
-        longest = min(room, options["prompt_tokens"])
+    # Prompts of your own are bounded where you say so, those that were chosen for you always.
+    is_bounded = options["file"] is None or typed_options(click.get_current_context(), ("prompt_tokens",))
+    longest = min(room, options["prompt_tokens"]) if is_bounded else room
     fitting = [prompt for prompt in dict.fromkeys(prompts) if len(prompt) <= longest][:wanted]
     if len(fitting) < max(settings.batch_sizes):
         raise InvalidArgument(

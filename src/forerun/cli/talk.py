@@ -66,11 +66,14 @@ class Talk(ABC):
         if self.refused and not sys.stdin.isatty():
             raise click.exceptions.Exit(SOME_REFUSED)
 
-    def refuse(self, reason: object) -> None:
-        """Said even where only answers are wanted: a turn without one must not look like a silent model's."""
+    def refuse(self, reason: object, has_line: bool = False) -> None:
+        """Said even where only answers are wanted: a turn without one must not look like a silent model's.
+
+        Behind a pipe every turn has one line; `has_line` where what there was of an answer has been written.
+        """
         self.refused += 1
         click.secho(f"Error: turn {self.turns}: {reason}", fg="red", err=True)
-        if not self.text.is_terminal:
+        if not self.text.is_terminal and not has_line:
             self.text.write("\n")
 
     def say(self, text: str) -> None:
@@ -116,6 +119,7 @@ def _lines() -> Iterator[str]:
     """What the user types, or the lines of a pipe."""
     if not sys.stdin.isatty():
         try:
+            yield next(sys.stdin, "").removeprefix("\ufeff")  # the mark that some programs begin UTF-8 with
             yield from sys.stdin
         except UnicodeDecodeError as error:
             raise InvalidArgument(f"standard input is not text ({error.reason})") from error
