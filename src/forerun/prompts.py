@@ -1,7 +1,8 @@
 """Prompts in files, whatever their shape, and their token ids: one reader for every command.
 
-A file holds text, one prompt a line, or JSON: one object a line, or a list of objects or texts. Commands differ in what
-they do about a bad row (refuse the file, or skip and count it), so reading rows and making prompts of them are two steps.
+A file holds text, one prompt a line, or JSON: one object a line, or a list of objects or texts. Commands differ in
+what they do about a bad row (refuse the file, or skip and count it), so reading rows and making prompts of them are two
+steps.
 """
 
 from __future__ import annotations

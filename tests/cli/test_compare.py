@@ -25,8 +25,8 @@ def document(output: str) -> dict[str, Any]:
 def test_compare_with_stop_strings_that_end_rows_at_different_places(
     end: int | None, generate: Command, tmp_path: Path
 ) -> None:
-    """Where a model has an end token, transformers pads the rows that end first with it; otherwise it writes on. Neither
-    is part of a text, nor to be counted."""
+    """Where a model has an end token, transformers pads the rows that end first with it; otherwise it writes on.
+    Neither is part of a text, nor to be counted."""
     model = copy.deepcopy(tiny_model("llama", vocab=VOCAB))
     model.generation_config.eos_token_id = end
     prompts = ("hello hello", "a", "zebra")
@@ -50,7 +50,7 @@ def test_compare_with_stop_strings_that_end_rows_at_different_places(
 def test_a_row_is_cut_where_its_padding_begins(tokens: list[int], wanted: list[int] | None) -> None:
     class Letters:
         def decode(self, ids: list[int], **_: Any) -> str:
-            return "".join("a b c d e f g G h <end> xy".split()[token] for token in ids)
+            return "".join([*"abcdefgGh", "<end>", "xy"][token] for token in ids)
 
     assert _until_stop(tokens, 9, [1, 6], ("G", "xy"), Letters()) == wanted
 
@@ -62,7 +62,9 @@ def test_padding_may_be_what_a_stop_is_made_of() -> None:
 
     assert _until_stop([1, 2, 0, 1, 0], None, [1], ("!",), Letters()) == [1, 2, 0]  # nothing pads: it was written on
     assert _until_stop([1, 2, 0, 0, 0], 0, [1], ("!",), Letters()) == [1, 2, 0]
-    assert _until_stop([0, 0, 0, 0, 0], 0, [1], ("a!",), Letters()) == [0]  # begins in the prompt, as transformers has it
+    assert _until_stop([0, 0, 0, 0, 0], 0, [1], ("a!",), Letters()) == [
+        0
+    ]  # begins in the prompt, as transformers has it
 
 
 def test_texts_that_a_clock_has_cut_are_not_judged(generate: Command, target: str) -> None:

@@ -210,25 +210,29 @@ class TestFilesOfPrompts:
         return [entry["prompt"] for entry in document(result.stdout)["prompts"]]
 
     @pytest.mark.parametrize(("name", "content"), [
-        ("p.txt", "\ufeffhello\r\nwor\u2028ld\r\n"), ("p.jsonl", '\ufeff{"prompt": "hello"}\n{"prompt": "wor\u2028ld"}\n'),
+        ("p.txt", "\ufeffhello\r\nwor\u2028ld\r\n"),
+        ("p.jsonl", '\ufeff{"prompt": "hello"}\n{"prompt": "wor\u2028ld"}\n'),
         ("p.txt", '\ufeff{"prompt": "hello"}\n{"prompt": "wor\u2028ld"}\n'), ("p", '["hello", "wor\u2028ld"]'),
         ("-", "\ufeffhello\r\nwor\u2028ld"), ("-", '\ufeff[\n {"prompt": "hello"},\n {"prompt": "wor\u2028ld"}\n]'),
     ])  # fmt: skip
-    def test_marks_and_line_ends(
-        self, generate: Command, target: str, tmp_path: Path, name: str, content: str
-    ) -> None:
+    def test_marks_and_line_ends(self, generate: Command, target: str, tmp_path: Path, name: str, content: str) -> None:
         path = tmp_path / name
         if name != "-":
             path.write_bytes(content.encode())
         given = ("-f", "-" if name == "-" else str(path))
         stdin = content.encode() if name == "-" else None
-        result = generate("-m", target, "--json", "--max-new-tokens", "1", *given, stdin=stdin, PYTHONIOENCODING="utf-8")
+        result = generate(
+            "-m", target, "--json", "--max-new-tokens", "1", *given, stdin=stdin, PYTHONIOENCODING="utf-8"
+        )
         assert self.prompts(result) == ["hello", "wor\u2028ld"]
 
     def test_a_carriage_return_in_a_line_stays(self, generate: Command, target: str, tmp_path: Path) -> None:
         (tmp_path / "p.txt").write_bytes(b"one\rtwo\n")
         short = ("-m", target, "--json", "--max-new-tokens", "1")
-        for result in (generate(*short, "-f", str(tmp_path / "p.txt")), generate(*short, "-f", "-", stdin=b"one\rtwo\n")):
+        for result in (
+            generate(*short, "-f", str(tmp_path / "p.txt")),
+            generate(*short, "-f", "-", stdin=b"one\rtwo\n"),
+        ):
             assert self.prompts(result) == ["one\rtwo"]
 
     def test_the_mark_before_a_prompt_from_a_pipe(self, generate: Command, target: str) -> None:

@@ -176,11 +176,13 @@ def test_plain_decoding_is_no_drafter_to_choose(plan: Command, target: str, name
 def test_prompts_of_a_file_are_bounded_where_that_is_asked(plan: Command, target: str, tmp_path: Path) -> None:
     """By default they are yours, and all of them count."""
     path = tmp_path / "p.txt"
-    path.write_text("\n".join(f"a prompt that is rather long, number {i}" for i in range(3)) + "\na\n", encoding="utf-8")
-    quick = ("-d", "lookup", "--check", "none", "--max-length", "1", "--max-new-tokens", "2", "--repeats", "1", "--json")
+    path.write_text(
+        "\n".join(f"a prompt that is rather long, number {i}" for i in range(3)) + "\na\n", encoding="utf-8"
+    )
+    quick = ("-d", "lookup", "--check", "none", "--max-length", "1", "--max-new-tokens", "2", "--repeats", "1")
     counts = []
     for more in ((), ("--prompt-tokens", "30")):
-        result = plan(target, "-f", str(path), *quick, *more, FORERUN_KERNELS="off")
+        result = plan(target, "-f", str(path), *quick, "--json", *more, FORERUN_KERNELS="off")
         assert result.exit_code == 0, result.output
         counts.append(json.loads(result.stdout)["settings"]["num_prompts"])
     assert counts == [4, 1]

@@ -1,4 +1,4 @@
-"""A short text that tells the files of one model from those of another, wherever they lie, without reading them whole."""
+"""A short text that tells the files of one model from those of another, wherever they lie: large ones in part alone."""
 
 from __future__ import annotations
 
