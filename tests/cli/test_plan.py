@@ -89,11 +89,11 @@ def test_a_drafter_that_cannot_help_is_not_recommended(
     """Even where drafts are free: on this clock every round takes equally long."""
     ticks = itertools.count()
     monkeypatch.setattr(rounds, "Engine", partial(rounds.Engine, clock=lambda: float(next(ticks))))
-    result = plan(target, "-d", "random", "-f", str(_prompts(tmp_path)), *QUICK, COLUMNS="200")
+    result = plan(target, "-d", "random", "-f", str(_prompts(tmp_path)), *QUICK, "--prompt-tokens", "64", COLUMNS="200")
     assert result.exit_code == 0, result.output
     assert "use no drafter" in result.stdout
     assert "predicted that no draft pays, right" in result.stdout
-    helped = plan(target, "-d", target, "-f", str(_prompts(tmp_path)), *QUICK, COLUMNS="200")
+    helped = plan(target, "-d", target, "-f", str(_prompts(tmp_path)), *QUICK, "--prompt-tokens", "64", COLUMNS="200")
     assert "with drafts of 3, 4.00 times plain (measured)" in helped.stdout
 
 
@@ -113,13 +113,27 @@ def test_a_record_can_be_shown_again(plan: Command, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_drafter_made_of_the_targets_own_layers(plan: Command, target: str, tmp_path: Path) -> None:
     """Nobody knows what it costs before it is bound."""
-    result = plan(target, "-d", "early:1", "-f", str(_prompts(tmp_path)), "--check", "none", "--json", *QUICK)
+    result = plan(
+        target,
+        "-d",
+        "early:1",
+        "-f",
+        str(_prompts(tmp_path)),
+        "--check",
+        "none",
+        "--json",
+        *QUICK,
+        "--prompt-tokens",
+        "64",
+    )
     assert result.exit_code == 0, result.output
     assert json.loads(result.stdout)["rows"][0]["drafter"] == "early:1"
 
 
 def test_your_own_prompts(plan: Command, target: str, draft: str, tmp_path: Path) -> None:
-    result = plan(target, "-d", draft, "-f", str(_prompts(tmp_path)), "--check", "none", "--json", *QUICK)
+    result = plan(
+        target, "-d", draft, "-f", str(_prompts(tmp_path)), "--check", "none", "--json", *QUICK, "--prompt-tokens", "64"
+    )
     assert result.exit_code == 0, result.output
     found = json.loads(result.stdout)
     assert found["settings"]["prompts"] == "mine.txt"

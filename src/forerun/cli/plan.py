@@ -264,7 +264,7 @@ def _prompts(loaded: Loaded, settings: PlanSettings, options: dict[str, Any]) ->
     if len(fitting) < max(settings.batch_sizes):
         raise InvalidArgument(
             f"a batch of {max(settings.batch_sizes)} needs as many different prompts, and {len(fitting)} of {source} "
-            f"have at most {longest} tokens; give more with --file, or smaller --batch-sizes"
+            f"have at most {longest} tokens; give more with --file, a larger --prompt-tokens, or smaller --batch-sizes"
         )
     return fitting, source
 
