@@ -13,12 +13,16 @@ from torch import nn
 
 pytest.importorskip("numba")
 
+from numba import njit
+
 from forerun import ops
 from forerun.config import Kernels
 from forerun.errors import InvalidArgument
+from forerun.kernels.cpu import widen
 from forerun.kernels.cpu.linear import linear
 from forerun.kernels.cpu.narrow import NarrowWeight, narrow_parameter
 from forerun.kernels.cpu.product import product_address
+from forerun.kernels.cpu.tile import widen_row
 from forerun.kernels.cpu.widen import FORMATS, number_of
 from forerun.math.blocks import format_named
 from forerun.models.scorer import Scorer
@@ -57,6 +61,27 @@ def test_all_half_precision_numbers_are_widened_exactly(name: str, dtype: torch.
     raw[:, 0] = every
     got = F.linear(torch.eye(16)[:1], NarrowWeight(raw.view(torch.uint8), format_named(name)))[0]
     torch.testing.assert_close(got, every.view(dtype).float(), rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("has_instruction", [False, True])
+def test_halves_are_widened_by_bits_where_no_instruction_does(
+    has_instruction: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All 65,536, beside what the processor itself makes of them."""
+    if has_instruction and not widen.HAS_HALVES:
+        pytest.skip("a processor without the instruction")
+    monkeypatch.setattr(widen, "HAS_HALVES", has_instruction)
+    kind, lanes = number_of("F16"), widen.LANES
+
+    @njit
+    def widened(bits: int, out: int, size: int) -> None:
+        widen_row(kind, lanes, bits, out, size)
+
+    every = torch.arange(1 << 16, dtype=torch.int32).to(torch.int16)
+    found = torch.empty(1 << 16)
+    widened(every.data_ptr(), found.data_ptr(), 1 << 16)
+    torch.testing.assert_close(found, every.view(torch.float16).float(), rtol=0, atol=0, equal_nan=True)
+    assert torch.equal(found.signbit(), every < 0)
 
 
 @pytest.mark.parametrize("name", [name for name in NARROW if name.startswith("Q")])

@@ -54,10 +54,15 @@ def test_what_numba_compiles_for_counts(monkeypatch: pytest.MonkeyPatch) -> None
 PROGRAM = """
 import torch
 from forerun.kernels.cpu.narrow import NarrowWeight
+from forerun.kernels.cpu.linear import linear
 from forerun.math.panels import encode_panels, panel_format, panel_linear, panel_parts
-weight = NarrowWeight(encode_panels(torch.randn(32, 96)), panel_format(96))
-x = torch.randn(5, 96)
-print(torch.equal(torch.nn.functional.linear(x, weight), panel_linear(x, *panel_parts(weight.raw))))
+from support.stored import stored_rows
+multiply = torch.nn.functional.linear
+integers = NarrowWeight(encode_panels(torch.randn(32, 96)), panel_format(96))
+blocks = NarrowWeight(*stored_rows("Q8_0", 9))
+x, y = torch.randn(5, 96), torch.randn(5, blocks.shape[1])
+print(torch.equal(multiply(x, integers), panel_linear(x, *panel_parts(integers.raw))))
+print(torch.equal(multiply(y, blocks), linear(y, blocks.dense(), None, 1)))
 """
 
 
@@ -67,4 +72,4 @@ def test_a_program_for_an_older_processor_runs(setting: str) -> None:
     environment = {**os.environ, **dict([setting.split("=")])}
     command = [sys.executable, "-c", PROGRAM]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout.split()) == (0, ["True"]), done.stderr
+    assert (done.returncode, done.stdout.split()) == (0, ["True", "True"]), done.stderr

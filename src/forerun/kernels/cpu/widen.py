@@ -18,6 +18,7 @@ from forerun.kernels.cpu.processor import PROCESSOR
 IS_X86 = PROCESSOR.is_x86
 MANY_REGISTERS = not IS_X86 or PROCESSOR.has("avx512f")
 LANES = 8 if PROCESSOR.has("avx2") else 4  # floats of a vector that every size of ours is a multiple of
+HAS_HALVES = not IS_X86 or PROCESSOR.has("f16c")  # an instruction that widens them
 WIDEST = 16 if PROCESSOR.has("avx512f") else LANES  # floats of the longest vector register
 
 UNIT = -1  # of a format without blocks: a run is one vector
@@ -64,7 +65,7 @@ class Float16(Stored):
     name, values, size = "F16", UNIT, 2
 
     def vector(self, build: Any, opened: Any, index: int, lanes: int) -> Any:
-        return build.fpext(load(build, opened, 0, ir.VectorType(ir.HalfType(), lanes)), floats(lanes))
+        return halves(build, opened, 0, lanes)
 
 
 class EightBits(Stored):
@@ -198,9 +199,25 @@ def half_bytes(build: Any, run: Any, start: int, index: int, lanes: int) -> Any:
     return build.and_(numbers, _all(15, lanes)) if index < per_half else build.lshr(numbers, _all(4, lanes))
 
 
-def halves(build: Any, run: Any, place: int = 0) -> Any:
+def halves(build: Any, run: Any, place: int = 0, lanes: int = 4) -> Any:
     """Half-precision numbers of a block, as float32: four are widened as fast as one."""
-    return build.fpext(load(build, run, place, ir.VectorType(ir.HalfType(), 4)), floats(4))
+    if HAS_HALVES:
+        return build.fpext(load(build, run, place, ir.VectorType(ir.HalfType(), lanes)), floats(lanes))
+    return _halves_by_bits(build, build.zext(load(build, run, place, ir.VectorType(I16, lanes)), _whole(lanes)), lanes)
+
+
+def _halves_by_bits(build: Any, bits: Any, lanes: int) -> Any:
+    """LLVM would call a function of the C compiler's, and end the process where nobody has linked it."""
+    size = build.and_(bits, _all(0x7FFF, lanes))
+    moved = build.shl(size, _all(13, lanes))  # fraction and exponent where float32 has them
+    normal = build.add(moved, _all((127 - 15) << 23, lanes))
+    endless = build.or_(moved, _all(0x7F800000, lanes))  # infinity and NaN
+    steps = build.fmul(build.sitofp(size, floats(lanes)), ir.Constant(floats(lanes), [2.0**-24] * lanes))
+    small = build.bitcast(steps, _whole(lanes))  # a whole number of the smallest step
+    found = build.select(build.icmp_signed("<", size, _all(0x0400, lanes)), small, normal)
+    found = build.select(build.icmp_signed(">=", size, _all(0x7C00, lanes)), endless, found)
+    sign = build.shl(build.and_(bits, _all(0x8000, lanes)), _all(16, lanes))
+    return build.bitcast(build.or_(found, sign), floats(lanes))
 
 
 def spread(build: Any, numbers: Any, index: int, lanes: int) -> Any:
