@@ -84,9 +84,13 @@ def without_dot_products(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any
 
 
 @pytest.mark.slow  # compiled anew; machines without these instructions run the tests above with it
-def test_plain_multiplications_have_the_same_bits(without_dot_products: Any) -> None:
-    assert without_dot_products.WAY == without_dot_products.PAIRS_OF_WORDS
-    product = CFUNCTYPE(None, *[c_int64] * 9)(without_dot_products.product_address())
+def test_plain_multiplications_have_the_same_bits(without_dot_products: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    again, widths = without_dot_products, []
+    assert again.WAY == again.PAIRS_OF_WORDS
+    emit = again._emit
+    monkeypatch.setattr(again, "_emit", lambda build, tokens, rest: widths.append(tokens) or emit(build, tokens, rest))
+    product = CFUNCTYPE(None, *[c_int64] * 9)(again.product_address())
+    assert sorted(set(widths)) == list(range(1, again.MOST_TOKENS + 1)), "no tile is compiled that nobody uses"
     weight = in_panels(80, 96)
     numbers, scales = panel_parts(weight.raw)
     for rows in (1, 2, 3, 4, 5, 9):

@@ -194,22 +194,22 @@ def _everywhere(build: Any, number: Any, lanes: int) -> Any:
 
 @njit(nogil=True, cache=True)
 def _one(width: int, w: int, x: int, scales: int, offsets: int, out: int, out_stride: int, groups: int) -> None:
-    """A panel against `width` tokens, at most MOST_TOKENS."""
+    """A panel against `width` tokens, at most MOST_TOKENS: wider branches, known to be dead, are not compiled."""
     if width == 1:
         _tile(1, w, x, scales, offsets, out, out_stride, groups)
-    elif width == 2:
+    elif MOST_TOKENS >= 2 and width == 2:
         _tile(2, w, x, scales, offsets, out, out_stride, groups)
-    elif width == 3:
+    elif MOST_TOKENS >= 3 and width == 3:
         _tile(3, w, x, scales, offsets, out, out_stride, groups)
-    elif width == 4:
+    elif MOST_TOKENS >= 4 and width == 4:
         _tile(4, w, x, scales, offsets, out, out_stride, groups)
-    elif width == 5:
+    elif MOST_TOKENS >= 5 and width == 5:
         _tile(5, w, x, scales, offsets, out, out_stride, groups)
-    elif width == 6:
+    elif MOST_TOKENS >= 6 and width == 6:
         _tile(6, w, x, scales, offsets, out, out_stride, groups)
-    elif width == 7:
+    elif MOST_TOKENS >= 7 and width == 7:
         _tile(7, w, x, scales, offsets, out, out_stride, groups)
-    else:
+    elif MOST_TOKENS >= 8:
         _tile(8, w, x, scales, offsets, out, out_stride, groups)
 
 
