@@ -7,6 +7,7 @@ from functools import cache
 import torch
 
 INSTALL = "pip install numba"
+NO_CACHE = "no locator available"  # what Numba says where it finds no folder to keep compiled kernels in
 TRITON_DEVICES = {"cuda"}  # tests add "cpu", where Triton's interpreter stands in for a GPU
 
 
@@ -17,6 +18,10 @@ def why_not_numba() -> str | None:
         from forerun.kernels.cpu import linear, stack  # noqa: F401
     except (ImportError, OSError) as error:
         return f"{error}; {INSTALL}"
+    except RuntimeError as error:
+        if NO_CACHE not in str(error):
+            raise
+        return f"{error}; set NUMBA_CACHE_DIR to a folder that may be written to"
     return None
 
 
