@@ -57,6 +57,20 @@ def test_what_a_whisper_does_not_take_is_refused(monkeypatch: pytest.MonkeyPatch
         assert refused.exit_code == 2 and option[0] in refused.stderr and "leave it out" in refused.stderr
 
 
+def test_a_whisper_needs_what_reads_recordings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Told before a model is loaded, not to each client."""
+    monkeypatch.setattr("forerun.cli.serve.is_whisper", lambda options: True)
+    monkeypatch.setattr("forerun.cli.transcribe.load_pair", lambda *_: pytest.fail("a model was loaded"))
+    monkeypatch.setitem(sys.modules, "soundfile", None)
+    refused = serve()
+    assert refused.exit_code == 2 and "pip install 'forerun[speech]'" in refused.stderr
+
+
+def test_replicas_need_a_queue() -> None:
+    refused = serve("--replicas", "2", "--max-queued", "0")
+    assert refused.exit_code == 2 and "--max-queued 0: requests for replicas wait in Ray" in refused.stderr
+
+
 def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "fastapi" else find(name))

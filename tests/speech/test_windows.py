@@ -23,6 +23,8 @@ from forerun.errors import InvalidArgument
 from forerun.models.cross_attention import Sources
 from forerun.speech import EncoderMonitor, Windows
 from forerun.speech.encoder_monitor import worth_reading
+from forerun.speech.windows import _numbers
+from forerun.types import Source
 from support.sound import babble
 from support.tiny import draft_of
 from support.whisper import END, FIRST_TIME, STEPS, VOCAB, Processor, tiny_whisper
@@ -261,6 +263,33 @@ def test_second_tries_are_drawn_by_the_seed_and_not_by_the_neighbours() -> None:
     alone, again, other = (sampled(model, SHORT[:1], seed) for seed in (1, 1, 2))
     assert alone == again != other
     assert sampled(model, SHORT[:3], 1)[0] == alone[0]
+
+
+def test_keys_of_random_numbers_are_the_sounds() -> None:
+    sound = torch.arange(80.0 * 10).view(80, 10)
+    known = [Source(states=torch.zeros(3, 4), features=features) for features in (sound, sound + 1, sound.clone())]
+    alone = [_numbers(0.4, [source])[0] for source in known]
+    assert _numbers(0.4, known) == alone and len(set(alone)) == 2
+    assert not set(alone) & set(_numbers(0.6, known))
+    unknown = [Source(states=torch.zeros(3, 4))] * 3
+    assert len(set(_numbers(0.4, unknown))) == 3
+
+
+@pytest.mark.slow
+def test_a_recording_twice_in_a_batch_is_drawn_as_it_is_alone() -> None:
+    """Its random numbers are keyed by its sound, which does not depend on who stands beside it."""
+    model, monitor = tiny_whisper(), EncoderMonitor()
+    inside = windows(model)
+    inside.monitor = monitor
+    one = heard(SHORT[:1])
+    twice = {name: torch.cat([tensor, tensor]) for name, tensor in one.items()}
+    with monitor.of(model):
+        alone, both_of_them = (
+            said(model.generate(**inputs, return_segments=True, custom_generate=inside, **REPEATS))
+            for inputs in (one, twice)
+        )
+    assert inside.num_sampled > 0, "no window was tried again"
+    assert both_of_them == [alone[0], alone[0]]
 
 
 def first_two(model: Any, features: Tensor, temperature: float) -> Tensor:

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from forerun.cli.options import settings_from
-from forerun.cli.replicas import check_ray, maker, share_of
+from forerun.cli.replicas import check_queue, check_ray, maker, share_of
 from forerun.cli.serve import serve
 from forerun.config import api_key
 from forerun.errors import InvalidArgument
@@ -22,13 +22,14 @@ def app(asked: dict[str, Any]) -> Any:
     Whoever can reach Ray's proxies can reach it, so it needs $FORERUN_API_KEY where the replicas start, or
     `allow_anyone: true`. The file's own `deployments` may override what is said here of resources and numbers.
     """
-    check_ray()
-    from forerun.serve.replicas.deployment import application
-
     options = parsed(asked)
     options["api_key"] = options["api_key"] or api_key()
     address = settings_from(AddressSettings, {**options, "host": EVERYWHERE})
     limits, replicas = settings_from(ServiceSettings, options), settings_from(ReplicaSettings, options)
+    check_queue(limits)
+    check_ray()
+    from forerun.serve.replicas.deployment import application
+
     share = share_of(options, limits, options["device"] or "cpu", 1.0)
     return application(maker(options, limits), address, limits, replicas, share)
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import importlib.util
 import logging
 import os
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from forerun.cli.service import is_whisper, load_model, make_speech_service, served_name
-from forerun.errors import InvalidArgument
+from forerun.errors import InvalidArgument, ModelNotFound
 from forerun.processes import free_port, usable_cores
 from forerun.serve.apart.engine_process import EngineProcess
 from forerun.serve.settings import AddressSettings, ReplicaSettings, ServiceSettings
@@ -36,6 +37,7 @@ def serve_replicas(
     console: Console,
 ) -> None:
     """Until a signal ends it."""
+    check_queue(limits)
     check_ray()
     from forerun.cli.console import say
     from forerun.serve.replicas.deployment import application
@@ -62,6 +64,13 @@ def check_ray() -> None:
         raise InvalidArgument("replicas are run by Ray Serve: pip install 'forerun[scale]'")
 
 
+def check_queue(limits: ServiceSettings) -> None:
+    if limits.max_queued < 1:
+        raise InvalidArgument(
+            f"--max-queued {limits.max_queued}: requests for replicas wait in Ray, which lets at least 1 of them"
+        )
+
+
 def _device(asked: str | None) -> str:
     from forerun.loading.load import choose_device
 
@@ -75,7 +84,17 @@ def share_of(options: dict[str, Any], limits: ServiceSettings, device: str, num_
     if ":" in device:
         raise InvalidArgument(f"--device {device}: replicas get their GPUs from Ray; say cuda, or leave it out")
     num_gpus = options["tensor_parallel"] if device == "cuda" else 0
-    return Share(round(num_cpus, 2), num_gpus, limits.rows(device))
+    return Share(round(num_cpus, 2), num_gpus, limits.max_rows or _rows(options, limits, device))
+
+
+def _rows(options: dict[str, Any], limits: ServiceSettings, device: str) -> int:
+    """A Whisper decodes fewer recordings than a language model sequences."""
+    with suppress(ModelNotFound):  # on the node that reads a config file; where replicas start it may be
+        if is_whisper(options):
+            from forerun.serve.speech import BATCH
+
+            return BATCH
+    return limits.rows(device)
 
 
 def maker(options: dict[str, Any], limits: ServiceSettings) -> Any:

@@ -48,6 +48,7 @@ def make_speech_service(
     from forerun.cli.run import told_of_compiling
     from forerun.cli.transcribe import load_pair
     from forerun.serve.speech import SpeechService
+    from forerun.speech.audio import check_packages
 
     if is_split(options["tensor_parallel"]):
         raise InvalidArgument("--tensor-parallel: a Whisper is served by one process; leave it out")
@@ -61,6 +62,7 @@ def make_speech_service(
         if options[name] != default:
             option = f"--{name.replace('_', '-')} {options[name]}"
             raise InvalidArgument(f"{option}: a Whisper is served as it is stored; leave it out")
+    check_packages()
     loaded, processor = load_pair(options, console)
     with told_of_compiling(console):
         decoder = loaded.decoder(options["keep_rows"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
@@ -107,6 +107,13 @@ class LocalBackend(Backend):
 
     def __init__(self, decoder: SpeculativeDecoder) -> None:
         self.decoder, self.engine = decoder, AsyncEngine(decoder.engine)
+        self.on_lost: Callable[[], None] = lambda: None
+        """Called by a thread of its own once a process that the model is split over was lost."""
+        if self.ranks is not None:
+            self.ranks.watch(self._tell_lost)
+
+    def _tell_lost(self) -> None:
+        self.on_lost()  # as it is by then
 
     @property
     def is_split(self) -> bool:  # type: ignore[override]

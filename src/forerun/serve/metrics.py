@@ -117,16 +117,15 @@ class Metrics:
         if last is not None:
             self._between.observe((now - last) / number, number)
 
-    def count(self, num_prompt_tokens: int, num_tokens: int, stats: Stats, times: Times, outcome: str) -> None:
-        """A sequence that has ended: stop, length, abort or error."""
+    def count(self, num_prompt_tokens: int, num_tokens: int, times: Times, outcome: str) -> None:
+        """A sequence that has ended: stop, length, abort or error. What it was made of is told by `count_tokens`."""
         self._success.labels(*self._values, outcome).inc()
         self._prompt_tokens.inc(num_prompt_tokens)
-        self._generation_tokens.inc(num_tokens)
-        self.count_drafts(stats)
         self._time(times, num_tokens)
 
-    def count_drafts(self, stats: Stats) -> None:
-        """What drafts did, of one sequence or of several."""
+    def count_tokens(self, num_tokens: int, stats: Stats) -> None:
+        """Of one sequence or several: tokens and the rounds that made them, which dashboards divide by each other."""
+        self._generation_tokens.inc(num_tokens)
         self._drafts.inc(stats.num_drafts)
         self._draft_tokens.inc(stats.num_draft_tokens)
         self._accepted.inc(stats.num_accepted_tokens)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing, closing
+from contextlib import aclosing, closing, suppress
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -13,7 +13,7 @@ from forerun.engine import FinishReason, Request, Stats
 from forerun.errors import ForerunError
 from forerun.serve.admission import Admission, Place
 from forerun.serve.answer_text import AnswerText, Piece
-from forerun.serve.backend import Backend, Ending, Gained
+from forerun.serve.backend import Backend, Ending, Gained, TokenStream
 from forerun.serve.echo import Echo
 from forerun.serve.errors import ApiError, shutting_down, told
 from forerun.serve.metrics import Metrics, Times
@@ -67,13 +67,14 @@ ANSWER = Asked()
 class Service:
     """One model, the engine behind it, and the queue in front of it. Metrics bear the label `engine`."""
 
-    longest_round = 60.0  # seconds: of the longest prompts, and of kernels that are compiled on the way
-
     def __init__(self, model: ServedModel, backend: Backend, settings: ServiceSettings, engine: str = "0") -> None:
         self.model, self.backend, self.settings = model, backend, settings
         self.admission = Admission(settings.rows(model.device), settings.max_queued, settings.max_queued_tokens)
         self.metrics = Metrics(model.name, self.admission, lambda: backend.state, engine)
+        # Seconds: many long prompts may be read before the engine comes around, and kernels compiled on the way.
+        self.longest_round = settings.timeout
         self.is_draining = self._is_closed = False
+        self._unfinished: set[asyncio.Task[None]] = set()  # that count sequences which were left
 
     async def open(self) -> None:
         """In the event loop that is going to use it."""
@@ -134,6 +135,7 @@ class Service:
         context = request.prompt if asked.continues else ()
         text = AnswerText(self.model.tokenizer, request.stop_strings, request.stop_ids, asked.by_token, context)
         outcome = "abort"
+        stream: TokenStream | None = None  # that has not told its end
         try:
             async with place:
                 times.started = time.perf_counter()
@@ -150,16 +152,27 @@ class Service:
                     if text.has_stopped:
                         stream.close()
                     result = await stream.finished()
+            stream, choice.stats, choice.mean_logprob = None, result.stats, result.mean_logprob or 0.0
             rest = text.finish()
-            choice.finish_reason = "stop" if text.has_stopped else _finish_reason(result)
-            choice.stats, choice.mean_logprob = result.stats, result.mean_logprob or 0.0
-            outcome = choice.finish_reason
+            outcome = choice.finish_reason = "stop" if text.has_stopped else _finish_reason(result)
             yield _gained(choice, rest)
         except (ForerunError, RuntimeError, MemoryError) as error:
             outcome = "error"
             raise told(error) from error
         finally:
-            self.metrics.count(len(request.prompt), choice.num_tokens, choice.stats, times, outcome)
+            self.metrics.count(len(request.prompt), choice.num_tokens, times, outcome)
+            if stream is None:
+                self.metrics.count_tokens(choice.num_tokens, choice.stats)
+            elif not self._is_closed:  # after which nobody asks for metrics, nor waits for a task
+                counting = asyncio.create_task(self._count_left(stream))
+                self._unfinished.add(counting)
+                counting.add_done_callback(self._unfinished.discard)
+
+    async def _count_left(self, stream: TokenStream) -> None:
+        """Of a sequence that nobody reads to its end, tokens with the rounds that made them: once the engine tells."""
+        with suppress(ForerunError, RuntimeError, MemoryError):  # where it has failed, neither is known
+            stats = (await stream.finished()).stats
+            self.metrics.count_tokens(stats.num_emitted_tokens, stats)
 
     def _read(self, choice: Choice, gained: Sequence[Gained], text: AnswerText, times: Times) -> list[Piece]:
         """What can be sent of it, counted and timed."""

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from forerun.decoder import SpeculativeDecoder
-from forerun.engine import AsyncEngine, Stats
+from forerun.engine import AsyncEngine
 from forerun.errors import EngineClosed, ForerunError, InvalidArgument, UnreadableAudio
 from forerun.serve.admission import Admission
 from forerun.serve.backend import come_around, state_of
@@ -137,7 +137,7 @@ class SpeechService:
             raise ApiError(500, "the model failed on this recording", code="engine_error") from error
         finally:
             place.leave()
-            self.metrics.count(0, number, Stats(), times, outcome)
+            self.metrics.count(0, number, times, outcome)
 
     async def _queued(self, clip: Clip, transcriber: Transcriber) -> Transcript:
         job = _Job(clip, transcriber, asyncio.get_running_loop().create_future())
@@ -173,7 +173,8 @@ class SpeechService:
                 if not job.done.done():
                     job.done.set_exception(error if isinstance(error, Exception) else closed)
             return
-        self.metrics.count_drafts(transcriber.spent.stats)
+        number = sum(len(transcript.tokens) for transcript in done)
+        self.metrics.count_tokens(number, transcriber.spent.stats)
         for job, transcript in zip(batch, done, strict=True):
             if not job.done.done():  # its client may have left meanwhile
                 job.done.set_result(transcript)

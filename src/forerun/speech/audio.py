@@ -97,6 +97,12 @@ def resampled(samples: NDArray[np.float32], rate: int) -> NDArray[np.float32]:
     return sound
 
 
+def check_packages() -> None:
+    """Raise where recordings could not be read."""
+    for name in ("soundfile", "soxr"):
+        _package(name)
+
+
 def _package(name: str) -> Any:
     import importlib
 

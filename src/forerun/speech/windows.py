@@ -144,14 +144,15 @@ def _row(call: WindowCall, prompt: list[int], width: int) -> RowRules:
 
 
 def _numbers(temperature: float, sources: Sequence[Source]) -> list[int]:
-    """Different keys for the rows' random numbers, of sound and temperature: a second try must not repeat the first."""
+    """Keys for the rows' random numbers, of sound and temperature: a second try must not repeat the first.
+
+    Rows of the same sound have the same key, as they would in batches of their own. Where sound is not known, rows are
+    told apart by their places.
+    """
     numbers: list[int] = []
     for place, source in enumerate(sources):
         heard = f"{place}".encode() if source.features is None else source.features.float().cpu().numpy().tobytes()
-        number = zlib.crc32(f"{temperature}".encode(), zlib.crc32(heard)) % NUMBERS
-        while number in numbers:
-            number = (number + 1) % NUMBERS
-        numbers.append(number)
+        numbers.append(zlib.crc32(f"{temperature}".encode(), zlib.crc32(heard)) % NUMBERS)
     return numbers
 
 

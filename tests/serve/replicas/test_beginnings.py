@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from typing import Any
 
 import pytest
@@ -39,6 +40,14 @@ def test_tools_come_first() -> None:
 @pytest.mark.parametrize("body", [b"", b"{", b"[1]", b"{}", b'{"prompt": ""}', b"\xff\xfe"])
 def test_bodies_without_a_prompt(body: bytes) -> None:
     assert beginnings(body) == []
+
+
+@pytest.mark.parametrize("body", [b"[" * 100_000, b'{"messages": ' + b"[" * 900 + b"]" * 900 + b"}"])
+def test_bodies_that_nest_too_deeply_are_left_to_the_application(body: bytes) -> None:
+    def deep(frames: int) -> list[str]:
+        return deep(frames - 1) if frames else beginnings(body)
+
+    assert deep(sys.getrecursionlimit() // 3) == []
 
 
 def test_ids_short_prompts_and_long_ones() -> None:

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import importlib
+import sys
+from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
 
-from forerun.cli.deployed import parsed
+from forerun.cli.deployed import app, parsed
+from forerun.cli.replicas import share_of
 from forerun.errors import InvalidArgument
 from forerun.serve.replicas.names import DEPLOYMENT, MIDDLEWARES
+from forerun.serve.settings import ServiceSettings
+from forerun.serve.speech import BATCH
+from support.tiny import tiny_model
+from support.whisper import tiny_whisper
 
 DEPLOY = Path(__file__).resolve().parents[3] / "deploy/ray"
 
@@ -29,6 +37,36 @@ def test_arguments_are_options() -> None:
 def test_what_the_command_would_not_take(name: str, value: object) -> None:
     with pytest.raises(InvalidArgument, match=r"args: .*(has no --max-row|--max-rows|true or false|a value)"):
         parsed({name: value})
+
+
+def test_a_config_file_needs_a_queue() -> None:
+    with pytest.raises(InvalidArgument, match="--max-queued 0: requests for replicas wait in Ray"):
+        app({"model": "some/model", "max_queued": 0, "allow_anyone": True})
+
+
+@dataclass(frozen=True)
+class Share:
+    """Stands for the real one, which needs Ray."""
+
+    num_cpus: float
+    num_gpus: int
+    rows: int
+
+
+def test_a_whisper_decodes_fewer_recordings_than_others_sequences(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "forerun.serve.replicas.deployment", SimpleNamespace(Share=Share))  # type: ignore[arg-type]
+    tiny_whisper().config.save_pretrained(tmp_path / "whisper")
+    tiny_model("llama").config.save_pretrained(tmp_path / "llama")
+
+    def rows(name: str, device: str = "cuda", **limits: int) -> int:
+        options = parsed({"model": str(tmp_path / name), "offline": True})
+        return share_of(options, ServiceSettings(**limits), device, 1.0).rows
+
+    assert (rows("whisper"), rows("whisper", "cpu"), rows("whisper", max_rows=3)) == (BATCH, BATCH, 3)
+    assert (rows("llama"), rows("llama", "cpu")) == (128, 16)
+    assert rows("on another node") == 128
 
 
 @pytest.mark.parametrize("name", ["serve.yaml", "kuberay.yaml"])

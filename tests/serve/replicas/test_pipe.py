@@ -6,15 +6,18 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
+import pytest
 from starlette.requests import Request
 from starlette.responses import JSONResponse, StreamingResponse
 from starlette.types import Message, Receive, Scope, Send
 
+from forerun.serve.replicas import pipe
 from forerun.serve.replicas.pipe import BODY as BODY_KEY
 from forerun.serve.replicas.pipe import PIPE, PIPED, WORD_BYTES, Exchange, PipeMiddleware
 from forerun.serve.replicas.proxy import ReplicaMiddleware
 
 HOST = "127.0.0.1"
+ELSEWHERE = "203.0.113.7"  # of the addresses that are kept for examples
 EVENTS = [b"data: %d\n\n" % at for at in range(200)]
 BODY = b'{"prompt": "abc"}'
 
@@ -52,7 +55,7 @@ async def stream(scope: Scope, receive: Receive, send: Send) -> None:
     await StreamingResponse(parts(), media_type="text/event-stream")(scope, receive, send)
 
 
-def asked(app: Any, path: str = "/", **settings: Any) -> tuple[list[Message], Ray]:
+def asked(app: Any, path: str = "/", host: str = HOST, **settings: Any) -> tuple[list[Message], Ray]:
     """What the client got, and what was carried."""
     ray, sent = Ray(app, **settings), []
 
@@ -64,7 +67,7 @@ def asked(app: Any, path: str = "/", **settings: Any) -> tuple[list[Message], Ra
 
     headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(BODY))]
     scope = {"type": "http", "method": "POST", "path": path, "headers": headers}
-    asyncio.run(ReplicaMiddleware(ray, HOST)(scope, receive, send))
+    asyncio.run(ReplicaMiddleware(ray, host)(scope, receive, send))
     return sent, ray
 
 
@@ -105,10 +108,42 @@ def test_a_replica_that_cannot_call_answers_by_ray() -> None:
     assert text(sent) == b"".join(EVENTS)
 
 
+def test_a_proxy_that_cannot_listen_answers_by_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At an address that is not this machine's, as behind some networks of containers."""
+    told: list[str] = []
+    monkeypatch.setattr(pipe.log, "warning", lambda words, *values: told.append(words % values))
+    for app in (stream, JSONResponse({"a": 1})):
+        sent, ray = asked(app, host=ELSEWHERE)
+        assert text(sent) == (b"".join(EVENTS) if app is stream else b'{"a":1}')
+        assert len(ray.carried) == len(sent)
+    assert len(told) == 2 and all(ELSEWHERE in words for words in told)
+
+
+def test_first_requests_that_come_together_share_one_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, real = [], asyncio.start_server
+
+    async def counting(*settings: Any) -> asyncio.Server:
+        made.append(await real(*settings))
+        return made[-1]
+
+    async def offer() -> set[int]:
+        exchange = Exchange(HOST)
+        scopes: list[Scope] = [{} for _ in range(5)]
+        offered = await asyncio.gather(*map(exchange.offer, scopes))
+        for one in offered:
+            assert one is not None
+            one.close()
+        return {scope[PIPE][1] for scope in scopes}
+
+    monkeypatch.setattr(asyncio, "start_server", counting)
+    assert (len(asyncio.run(offer())), len(made)) == (1, 1)
+
+
 def test_strangers_are_shown_the_door() -> None:
     async def call(word: bytes) -> bytes:
         exchange, scope = Exchange(HOST), {}  # type: ignore[var-annotated]
-        pipe = await exchange.offer(scope)
+        offered = await exchange.offer(scope)
+        assert offered is not None
         host, port, _ = scope[PIPE]
         reader, writer = await asyncio.open_connection(host, port)
         writer.write(word)
@@ -116,6 +151,6 @@ def test_strangers_are_shown_the_door() -> None:
             return await asyncio.wait_for(reader.read(), 5)
         finally:
             writer.close()
-            pipe.close()
+            offered.close()
 
     assert asyncio.run(call(b"x" * WORD_BYTES)) == b""

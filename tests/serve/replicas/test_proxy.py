@@ -127,6 +127,12 @@ def test_words_of_rays(status: int, told: int, code: str) -> None:
     assert "Path" not in error["message"]
 
 
+@pytest.mark.parametrize("status", [400, 422, 500])
+def test_words_of_other_applications_are_left_alone(status: int) -> None:
+    proxy = Proxy(PlainTextResponse("age must be positive", status))
+    assert (proxy.status, proxy.body) == (status, b"age must be positive")
+
+
 def test_the_body_is_read_and_given_back() -> None:
     proxy = Proxy(echo, (BODY[:5], BODY[5:]))
     assert proxy.body == BODY

@@ -79,8 +79,7 @@ def serve_apart(
     """Serve until a signal comes; `on_ready` is given the address. False where the address could not be had."""
     host = make_host(decoder, model, front.connection)
     backend = host.backend
-    if backend.ranks is not None:
-        backend.ranks.watch(host.drain)
+    backend.on_lost = host.drain
     with _passing_on(host, front):
         host.run(Beginning(model, settings, address, backend.is_split), on_ready)
     status = front.wait()

@@ -24,12 +24,11 @@ def beginnings(body: bytes) -> list[str]:
     """Hashes of the beginnings of the prompt in a request's body; none where there is no prompt to be seen."""
     try:
         asked = json.loads(body)
-    except ValueError:
-        return []
-    if not isinstance(asked, dict):
+        text = _text(asked) if isinstance(asked, dict) else ""
+    except (ValueError, RecursionError):  # nested too deeply: the application says so
         return []
     hashes, running = [], hashlib.blake2b(digest_size=DIGEST_BYTES)
-    for block in _blocks(_text(asked)):
+    for block in _blocks(text):
         running.update(block)
         hashes.append(running.hexdigest())
     return hashes

@@ -9,6 +9,7 @@ request travels with it, too: Ray would have the replica ask the proxy for it.
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
 from contextlib import suppress
 from typing import TypeAlias
@@ -16,6 +17,7 @@ from typing import TypeAlias
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+log = logging.getLogger("ray.serve")
 BODY, PIPE = "forerun.body", "forerun.pipe"  # what the proxy adds to a request's scope, which no client can
 PIPED = "x-forerun-pipe"  # the header of an answer whose body comes by the pipe; clients never see it
 WORD_BYTES = 16
@@ -32,16 +34,29 @@ class Exchange:
         self._host, self._port = host, 0
         self._awaited: dict[bytes, asyncio.Future[Connection]] = {}
         self._server: asyncio.Server | None = None
+        self._has_tried, self._starting = False, asyncio.Lock()
 
-    async def offer(self, scope: Scope) -> Pipe:
-        """A pipe for the answer to this request; whoever answers finds it in the scope."""
+    async def offer(self, scope: Scope) -> Pipe | None:
+        """A pipe for the answer to this request; whoever answers finds it in the scope. None where nobody can call:
+        then Ray carries streams, too."""
+        async with self._starting:
+            if not self._has_tried:
+                await self._listen()
+                self._has_tried = True
         if self._server is None:
-            self._server = await asyncio.start_server(self._called, self._host, 0)
-            self._port = self._server.sockets[0].getsockname()[1]
+            return None
         word = secrets.token_bytes(WORD_BYTES)
         self._awaited[word] = asyncio.get_running_loop().create_future()
         scope[PIPE] = (self._host, self._port, word)
         return Pipe(self, word, self._awaited[word])
+
+    async def _listen(self) -> None:
+        try:
+            self._server = await asyncio.start_server(self._called, self._host, 0)
+        except OSError as error:
+            log.warning("cannot listen at %s (%s): streams go by way of Ray, which costs more", self._host, error)
+        else:
+            self._port = self._server.sockets[0].getsockname()[1]
 
     def forget(self, word: bytes) -> None:
         self._awaited.pop(word, None)

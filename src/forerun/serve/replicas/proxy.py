@@ -28,6 +28,7 @@ log = logging.getLogger("ray.serve")
 SESSION = "x-session-id"  # the header by which Ray knows which requests belong together
 MOST_READ = 2**20  # bytes of a body that are looked at: larger ones go where there is room
 BODY_SECONDS = 30.0  # that a body is waited for
+OF_RAY = (404, 408, 503)  # statuses that Ray answers with by itself, in plain text; our application's answers are JSON
 
 
 def middlewares() -> list[Middleware]:
@@ -107,7 +108,7 @@ def _goes_on(message: Message) -> bool:
 class Answer:
     """An answer on its way to the client. Where Ray has none, or only a part of one, it is brought to a proper end."""
 
-    def __init__(self, send: Send, pipe: Pipe) -> None:
+    def __init__(self, send: Send, pipe: Pipe | None) -> None:
         self._send, self._pipe = send, pipe
         self._is_stream = self._has_started = self._has_ended = False
         self._pumping: asyncio.Task[None] | None = None
@@ -119,10 +120,10 @@ class Answer:
             headers = MutableHeaders(raw=message["headers"])
             kind = headers.get("content-type", "")
             self._is_stream = kind.startswith(STREAM)
-            if message["status"] >= 400 and kind.startswith("text/plain"):
+            if message["status"] in OF_RAY and kind.startswith("text/plain"):
                 self._refusal = _told(message["status"], headers.get("retry-after"))
                 return
-            if PIPED in headers:
+            if self._pipe is not None and PIPED in headers:
                 del headers[PIPED]
                 await self._send(message)
                 self._pumping = asyncio.create_task(self._pipe.pump(self._send))
@@ -153,7 +154,8 @@ class Answer:
             raise ConnectionResetError("the replica was lost in the middle of an answer")
 
     def close(self) -> None:
-        self._pipe.close()
+        if self._pipe is not None:
+            self._pipe.close()
         if self._pumping is not None:
             self._pumping.cancel()
 
