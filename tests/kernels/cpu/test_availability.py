@@ -1,4 +1,4 @@
-"""Where kernels cannot be used here, a reason is told instead of an error."""
+"""Where the CPU's kernels cannot be used, a reason is told instead of an error."""
 
 from __future__ import annotations
 
