@@ -99,6 +99,18 @@ def test_a_fixed_length_makes_rows_independent(family: str, rule: str, drafter: 
     assert len({tuple(tokens) for tokens in runs[-1].values()}) == 6
 
 
+COPIED = [[5, 6, 7, 8] * 3, PROMPTS[2], [9, 10, 11] * 4, PROMPTS[5], [30, 31] * 5, PROMPTS[3]]  # every other is found
+
+
+@pytest.mark.parametrize("siblings", ("top", "sampled"))
+def test_a_copy_beside_a_tree_is_judged_as_without_one(siblings: str) -> None:
+    model = tiny_model("llama")
+    tree = forerun.Tree(forerun.DraftModel(draft_of(model)), nodes=5, width=2, siblings=siblings)
+    decoder = forerun.SpeculativeDecoder(model, forerun.Chain(forerun.PromptLookup(min_ngram=1), tree), policy=3)
+    runs = [sample(decoder, COPIED, order, temperature=1.0) for order in ORDERS]
+    agree(runs, shape_noise(model, COPIED))
+
+
 @pytest.mark.parametrize("policy", (3, "auto"))
 @pytest.mark.parametrize("drafter", (forerun.FeatureHead, forerun.ParallelHeads))
 @pytest.mark.quick("FeatureHead-auto")

@@ -110,3 +110,11 @@ def test_without_the_two_methods_it_is_no_drafter() -> None:
 def test_an_empty_draft_is_a_round_without_one() -> None:
     draft = empty_draft(3, 97, torch.device("cpu"))
     assert draft.width == 0 and draft.lengths.tolist() == [0, 0, 0] and draft.deterministic
+
+
+def test_what_is_around_a_drafter_says_of_it_what_a_policy_asks() -> None:
+    inner = Chain(PromptLookup(), Derived())
+    inner.needs_clock = True
+    around = TopK(inner, 5)
+    assert inner.drawn_evidence and around.drawn_evidence == around.clone().drawn_evidence == inner.drawn_evidence
+    assert around.needs_clock and around.clone().needs_clock and not TopK(Derived(), 5).needs_clock

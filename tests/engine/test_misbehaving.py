@@ -13,6 +13,7 @@ import torch
 import forerun
 from engine.scripted import VOCAB, answer
 from forerun.errors import ForerunWarning, InvalidArgument
+from forerun.math.laws import PointMass, SparseLaw
 from forerun.math.verify import residual
 from forerun.policy import Constant
 from forerun.types import BatchView, Draft, DraftContext, RoundOutcome
@@ -61,6 +62,49 @@ def test_a_faulty_draft_costs_itself_alone(change: str) -> None:
     assert found[0] == plain()[0] == list(answer(PROMPTS[0])[:NEW])
     assert len(found[1]) == NEW and all(0 <= token < VOCAB for token in found[1])
     assert len(warned) == (0 if change in HARMLESS else 1) or change == "tree"  # whose law is any of those
+
+
+class OneRow:
+    """Copies for the first row alone, and more than the others draft: a neighbour in a chain."""
+
+    copies = True
+
+    def propose(self, context: DraftContext) -> Draft:
+        width = max(context.max_lengths)
+        tokens = torch.full((len(context.rows), width), 5)
+        lengths = torch.tensor([context.max_lengths[0], *[0] * (len(context.rows) - 1)])
+        return Draft(tokens, lengths, PointMass(tokens, context.vocab_size), deterministic=True)
+
+    def rewind(self, rows: Sequence[int], lengths: Sequence[int]) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    "change",
+    ("sparse", "sparse, negative", "sparse, huge", "sparse, ids", "logits", "logits, owner", "logits, vocabulary"),
+)
+def test_a_law_within_a_chain_is_looked_at(change: str) -> None:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", ForerunWarning)
+        texts(forerun.Chain(OneRow(), WildDrafter(1, VOCAB, guess, change)), "token")
+    assert len(forerun_warnings(caught)) == (0 if change in HARMLESS else 1)
+
+
+class TooShort:
+    """A law of one position for drafts of two."""
+
+    def propose(self, context: DraftContext) -> Draft:
+        tokens = torch.full((len(context.rows), 1), 7)
+        law = SparseLaw(tokens.unsqueeze(-1), torch.ones(len(tokens), 1, 1), context.vocab_size)
+        return Draft(tokens, torch.tensor(context.max_lengths).clamp(max=2), law)
+
+    def rewind(self, rows: Sequence[int], lengths: Sequence[int]) -> None:
+        pass
+
+
+def test_a_draft_within_a_chain_is_no_longer_than_its_tokens() -> None:
+    with pytest.warns(ForerunWarning, match="1 positions for a draft of 2"):
+        texts(forerun.Chain(OneRow(), TooShort()), "token")
 
 
 @pytest.mark.parametrize("fault", LAW_FAULTS)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import random
+import weakref
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -22,9 +24,11 @@ from forerun.engine import Engine, Request
 from forerun.engine.request import FinishReason
 from forerun.errors import InvalidArgument
 from forerun.models.scorer import Scorer
+from forerun.models.seq2seq import Seq2SeqScorer
 from forerun.policy import Constant
-from forerun.types import Rule
+from forerun.types import Rule, Source
 from support.finish import finished
+from support.seq2seq import rows_of, source_of
 from support.tiny import draft_of, plain_greedy, ragged_prompts, tiny_model
 
 SIZE = 8
@@ -247,6 +251,29 @@ def test_without_keep_rows_nothing_outlives_a_call() -> None:
     made = engine(False, drafter="model", cache=paged(1024))
     texts(made, [Request(prompt=tuple(range(1, 50)), max_new_tokens=9, params=SAMPLED, seed=4)])
     check_nothing_is_held(made)
+
+
+@pytest.mark.parametrize("is_paged", (True, False))
+def test_features_are_not_kept_with_the_keys(is_paged: bool) -> None:
+    """Nobody comes with the same tensors again. Equal texts are the same source: what was made of them is kept."""
+    made, features = sequence_engine("whisper", is_paged), [row.clone() for row in rows_of("whisper")[:3]]
+    left = list(map(weakref.ref, features))
+    for row in features:
+        texts(made, [Request(prompt=(2, 30, 31), max_new_tokens=4, source=Source(features=row))])
+    del features, row
+    gc.collect()
+    assert not [ref for ref in left if ref() is not None]
+    made = sequence_engine("bart", is_paged)
+    asked = [Request(prompt=tuple(range(2, 32)), max_new_tokens=4, source=source_of(rows_of("bart")[0])) for _ in "ab"]
+    texts(made, asked[:1])
+    count = Counted(made)
+    texts(made, asked[1:])
+    assert count.tokens < 15, "of 30 tokens and 4"
+
+
+def sequence_engine(family: str, is_paged: bool) -> Engine:
+    target = Seq2SeqScorer(tiny_model(family), cache=paged(1024) if is_paged else None)
+    return Engine(target, None, Constant(0), keep_rows=1)
 
 
 def test_a_waiting_row_does_not_ground_the_others() -> None:

@@ -11,6 +11,8 @@ import pytest
 
 import forerun
 from forerun.errors import InvalidArgument, UnsupportedModel
+from forerun.models.scorer import Scorer
+from forerun.models.seq2seq import Seq2SeqScorer
 from forerun.speech import Clip, Failure, SpeechSettings, Transcriber, Transcript, read
 from support.data import data_folder, needs
 from support.sound import babble
@@ -73,6 +75,37 @@ def test_one_that_cannot_be_decoded_takes_nobody_along(monkeypatch: pytest.Monke
     found = list(good._survived(together, lambda seconds: None))
     assert [type(outcome) for outcome in found] == [Transcript, Failure, Transcript]
     assert found[1] == Failure(Path("1.wav"), "1.wav: the logits are not numbers")
+
+
+def test_seconds_of_a_batch_that_failed_are_not_told_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    good, told = transcriber(tiny_whisper()), list[float]()
+    together, alone = clips(0.5, 0.6, 0.7), good.batch
+
+    def fails(group: Any, on_audio: Any) -> Any:
+        if len(group) > 1:
+            on_audio(1.0)
+            raise InvalidArgument("the logits are not numbers")
+        return alone(group, on_audio)
+
+    monkeypatch.setattr(good, "batch", fails)
+    assert len(list(good._survived(together, told.append))) == 3
+    assert min(told) > 0 and abs(sum(told) - sum(clip.seconds for clip in together)) < 1e-6
+
+
+def test_no_recordings_are_no_transcripts() -> None:
+    assert transcriber(tiny_whisper()).batch([]) == []
+
+
+def test_listening_to_the_encoder_is_no_change_of_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or everything that was made from it, recorded rounds and copies of the weights included, is made anew."""
+    made, renewals, renew = transcriber(tiny_whisper()), list[Scorer](), Seq2SeqScorer.renew
+    monkeypatch.setattr(Seq2SeqScorer, "renew", lambda scorer: (renewals.append(scorer), renew(scorer)))
+    for number in range(2):
+        made.batch([clips(0.5, 0.6)[number]])
+    assert not renewals
+    made.model.get_encoder().register_forward_hook(lambda *call: None)
+    made.batch(clips(0.5))
+    assert len(renewals) == 1, "a hook of somebody else's is one"
 
 
 def test_time_is_told_apart() -> None:

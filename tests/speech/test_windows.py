@@ -268,11 +268,11 @@ def test_second_tries_are_drawn_by_the_seed_and_not_by_the_neighbours() -> None:
 def test_keys_of_random_numbers_are_the_sounds() -> None:
     sound = torch.arange(80.0 * 10).view(80, 10)
     known = [Source(states=torch.zeros(3, 4), features=features) for features in (sound, sound + 1, sound.clone())]
-    alone = [_numbers(0.4, [source])[0] for source in known]
-    assert _numbers(0.4, known) == alone and len(set(alone)) == 2
-    assert not set(alone) & set(_numbers(0.6, known))
+    alone = [_numbers(0.4, [source], calls)[0] for calls, source in enumerate(known)]
+    assert _numbers(0.4, known, 7) == alone and len(set(alone)) == 2
+    assert not set(alone) & set(_numbers(0.6, known, 7))
     unknown = [Source(states=torch.zeros(3, 4))] * 3
-    assert len(set(_numbers(0.4, unknown))) == 3
+    assert len({*_numbers(0.4, unknown, 1), *_numbers(0.4, unknown, 2)}) == 6
 
 
 @pytest.mark.slow
@@ -290,6 +290,22 @@ def test_a_recording_twice_in_a_batch_is_drawn_as_it_is_alone() -> None:
         )
     assert inside.num_sampled > 0, "no window was tried again"
     assert both_of_them == [alone[0], alone[0]]
+
+
+def test_without_a_monitor_every_call_and_every_window_draw_anew() -> None:
+    """As transformers does."""
+    model = tiny_whisper()
+    inside = forerun.SpeculativeDecoder(model, forerun.EarlyExit(1), policy=2).as_custom_generate()
+    assert isinstance(inside, Windows)
+    inside.seed = 1
+    asked: Any = {"temperature": 1.0, "do_sample": True, "return_timestamps": True, "custom_generate": inside}
+    calls = {tuple(model.generate(**heard(SHORT[4:5]), **asked)[0].tolist()) for _ in range(6)}
+    assert len(calls) > 3
+    numbers: list[int] = []
+    decode = inside.engine.add
+    inside.engine.add = lambda request: (numbers.append(request.request_id), decode(request))[1]  # type: ignore[method-assign]
+    model.generate(**heard(LONG[2:3]), **asked)
+    assert len(numbers) > 1 and len(set(numbers)) == len(numbers)
 
 
 def first_two(model: Any, features: Tensor, temperature: float) -> Tensor:

@@ -163,6 +163,7 @@ class DrafterAround(Drafter):
         self.parts = (inner,)
         self.copies, self.is_mixed, self.makes_trees = inner.copies, inner.is_mixed, inner.makes_trees
         self.takes_predictions = inner.takes_predictions
+        self.drawn_evidence, self.needs_clock = inner.drawn_evidence, inner.needs_clock
 
     def clone(self) -> Self:
         twin = copy.copy(self)

@@ -194,17 +194,21 @@ def _combine(answers: Sequence[_Answer], context: DraftContext) -> Draft:
 
 
 def _tree(answers: Sequence[_Answer], width: int, count: int, device: torch.device) -> TreeShape | None:
-    """Chains beside trees are trees without branches, judged as they would have been alone."""
+    """Chains beside trees are trees without branches, judged as they would have been alone.
+
+    That is by recursive rejection, copies as well: of a single guess it is the token rule, with the same numbers. Which
+    drafts a row has beside it changes nothing of what it says.
+    """
     if not any(answer.draft.tree is not None for answer in answers):
         return None
     parents = torch.arange(-1, width - 1, device=device).expand(count, -1)
     ways = [Siblings.TOP] * count
     for answer in answers:
-        tree, deterministic = answer.draft.tree, answer.draft.deterministic
+        tree = answer.draft.tree
         if tree is not None:
             takes = torch.tensor(answer.takes, device=device)
             parents = torch.where(takes.unsqueeze(1), _widen(tree.parents, width), parents)
-        kinds = tree.ways if tree is not None else (Siblings.TOP if deterministic else Siblings.SAMPLED,) * count
+        kinds = tree.ways if tree is not None else (Siblings.SAMPLED,) * count
         ways = [kinds[b] if taken else ways[b] for b, taken in enumerate(answer.takes)]
     return TreeShape(parents, tuple(ways))
 
@@ -220,7 +224,7 @@ def _law(answers: Sequence[_Answer], choice: Tensor, tokens: Tensor, vocab_size:
         return PointMass(tokens, vocab_size)
     if len(answers) == 1:
         return answers[0].draft.law
-    return MixedLaw(choice, tuple(_Narrow(answer.draft.law, answer.draft.width) for answer in answers))
+    return MixedLaw(choice, tuple(NarrowLaw(answer.draft.law, answer.draft.width) for answer in answers))
 
 
 def _widen(positions: Tensor, width: int, value: float = 0.0) -> Tensor:
@@ -229,7 +233,7 @@ def _widen(positions: Tensor, width: int, value: float = 0.0) -> Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class _Narrow:
+class NarrowLaw:
     """A law of `width` positions beside wider ones; no row that follows it is asked about more."""
 
     law: Law

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from forerun.drafters.base import Drafter
+from forerun.drafters.chain import NarrowLaw
 from forerun.engine.branching import check_tree
 from forerun.errors import InvalidArgument
 from forerun.math.laws import LogitLaw, MixedLaw, PointMass, ReducedLaw, SparseLaw, TableLaw
@@ -112,7 +113,7 @@ def _is_known(law: Any) -> bool:
     kind = type(law)
     if kind is MixedLaw:
         return all(map(_is_known, law.laws))
-    if kind is ReducedLaw or kind.__module__ == "forerun.drafters.chain":
+    if kind in (ReducedLaw, NarrowLaw):
         return _is_known(law.law)
     return kind in (PointMass, SparseLaw, LogitLaw)
 
@@ -120,8 +121,16 @@ def _is_known(law: Any) -> bool:
 def _why_not(law: Law, rows: int, width: int, vocab_size: int, lengths: Tensor) -> str | None:
     """What is wrong with it, in words: beginnings of the shapes [rows, width, ..] that it should have, and values."""
     if isinstance(law, MixedLaw):
-        reasons = [_why_not(part, rows, width, vocab_size, lengths) for part in law.laws]
+        chosen = law.choice
+        if chosen.shape != (rows,) or not bool(((chosen >= 0) & (chosen < len(law.laws))).all()):
+            return f"does not choose one of its {len(law.laws)} laws for each of {rows} rows"
+        own = [lengths * (chosen == number) for number in range(len(law.laws))]  # nobody asks it about the others
+        reasons = [_why_not(part, rows, width, vocab_size, own[i]) for i, part in enumerate(law.laws)]
         return next((reason for reason in reasons if reason is not None), None)
+    if isinstance(law, NarrowLaw):
+        if int(lengths.max()) > law.width:
+            return f"is of {law.width} positions for a draft of {int(lengths.max())}"
+        return _why_not(law.law, rows, min(width, law.width), vocab_size, lengths)
     if isinstance(law, PointMass):
         return _shape(law.tokens, rows, width) or _vocabulary(law, vocab_size)
     if isinstance(law, SparseLaw):
@@ -134,7 +143,7 @@ def _why_not(law: Law, rows: int, width: int, vocab_size: int, lengths: Tensor) 
         return _values(law.probs, lengths)
     if isinstance(law, LogitLaw):
         return _shape(law.index, rows, width) or _vocabulary(law, vocab_size) or _owners(law, rows)
-    return None  # parts of a chain, a reduced vocabulary: of their own making
+    return None  # a reduced vocabulary: of its own making
 
 
 def _shape(held: Tensor, rows: int, width: int) -> str | None:

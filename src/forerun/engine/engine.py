@@ -951,10 +951,14 @@ class Engine:
     def _keep(self, row: Row) -> None:
         """Let rows to come begin with the keys of one that has ended: by blocks, or as a kept row.
 
-        Whoever listens to hidden states has them for whole rows alone.
+        Whoever listens to hidden states has them for whole rows alone. A source that is no text is equal to itself
+        alone: no row to come reads it, and its tensors would be kept for nothing.
         """
+        source = row.request.source
+        if source is not None and not source.is_text:
+            return
         if self.target.cache.reads_in_place or self.target.observers:
-            self.prefixes.put(row.number, row.history, row.request.source)
+            self.prefixes.put(row.number, row.history, source)
         else:
             self.target.remember(row.number, row.history)
 

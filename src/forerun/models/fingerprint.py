@@ -25,6 +25,8 @@ _SKIPPED = frozenset(nn.Module().__dict__) | {
     "_is_hf_initialized", "_output_capturing_hooks_installed", "_forerun_configs", "generation_config",
 }  # fmt: skip
 _SETTINGS_SKIPPED = frozenset({"_attn_implementation_internal"})  # ours during a pass, nobody's within one
+# Whose hooks come and go with calls and only listen: they are no change of a model.
+_LISTENERS = frozenset({COLLECTORS, "forerun.speech.encoder_monitor"})
 _PLAIN = frozenset({bool, int, float, str, bytes, type(None), torch.dtype, torch.device})
 
 
@@ -72,7 +74,7 @@ def _walk(model: nn.Module) -> tuple[list[Any], list[Any]]:
                     facts.append(place(tensor))
         for hooks in (inside["_forward_hooks"], inside["_forward_pre_hooks"]):
             if hooks:  # each has a number that no other ever had
-                facts += (("hook", n) for n, h in hooks.items() if getattr(h, "__module__", None) != COLLECTORS)
+                facts += (("hook", n) for n, h in hooks.items() if getattr(h, "__module__", None) not in _LISTENERS)
         for name in sorted(inside.keys() - _SKIPPED):
             value = inside[name]
             if isinstance(value, PreTrainedConfig):

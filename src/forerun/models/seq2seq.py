@@ -87,6 +87,12 @@ class Seq2SeqScorer(Scorer):
         self.check_source(source)
         self.sources.read(row, source)
 
+    def remember(self, row: int, tokens: Sequence[int]) -> None:
+        """As ever, but only where another row can read the same text: nobody comes again with these very tensors, and
+        to know the row by them would keep them."""
+        if self.sources.of(row).is_text:
+            super().remember(row, tokens)
+
     def encode(self) -> None:
         """Run the encoder over what was read since the last time, and make cross-attention's keys of it."""
         waiting = self.sources.waiting

@@ -124,6 +124,8 @@ class Transcriber:
 
     def batch(self, clips: Sequence[Clip], on_audio: OnAudio = nothing) -> list[Transcript]:
         """Recordings that all fit one window, or all do not, as one ragged batch."""
+        if not clips:
+            return []
         is_long = self.is_long(clips[0])
         assert all(self.is_long(clip) == is_long for clip in clips), "short and long recordings do not mix"
         keywords = self.settings.keywords(self.model, is_long)
@@ -150,16 +152,16 @@ class Transcriber:
 
     def _survived(self, clips: Sequence[Clip], on_audio: OnAudio) -> Iterator[Outcome]:
         """A batch that fails is tried one by one: a file that cannot be decoded takes nobody along."""
-        if not clips:
-            return
+        progress = _ToldOnce(on_audio)
         try:
-            yield from self.batch(clips, on_audio)
+            yield from self.batch(clips, progress)
         except ForerunError as error:
             if len(clips) == 1:
                 yield Failure(clips[0].path, f"{clips[0].path}: {error}")
                 return
+            progress.begin_again()
             for clip in clips:
-                yield from self._survived([clip], on_audio)
+                yield from self._survived([clip], progress)
 
     def _features(self, clips: Sequence[Clip], is_long: bool) -> tuple[Tensor, Tensor]:
         """[B, mels, frames] and [B, frames]. Each file is read by itself: its neighbours' lengths change nothing."""
@@ -200,6 +202,22 @@ class Transcriber:
     def _is_time(self, token: int) -> bool:
         none = getattr(self.model.generation_config, "no_timestamps_token_id", None)
         return none is not None and token > none
+
+
+class _ToldOnce:
+    """Tells no second twice: not those that a batch had got through before it failed."""
+
+    def __init__(self, on_audio: OnAudio) -> None:
+        self.on_audio, self.reached, self.told = on_audio, 0.0, 0.0
+
+    def __call__(self, seconds: float) -> None:
+        self.reached += seconds
+        if self.reached > self.told:
+            self.on_audio(self.reached - self.told)
+            self.told = self.reached
+
+    def begin_again(self) -> None:
+        self.reached = 0.0
 
 
 class _AudioProgress:

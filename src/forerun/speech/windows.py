@@ -44,7 +44,7 @@ class Windows:
     """`whisper.generate(features, custom_generate=Windows(engine))`.
 
     With a `monitor`, a window's random numbers are keyed by its own sound, so that they are the same in any batch, and
-    drafters with an encoder of their own hear it too.
+    drafters with an encoder of their own hear it too. Without one every call draws anew, as transformers does.
     """
 
     engine: Engine
@@ -52,6 +52,7 @@ class Windows:
     monitor: EncoderMonitor | None = None
     stats: Stats = field(default_factory=Stats)  # of all windows so far, their seconds included
     num_sampled: int = 0  # windows that were not decoded greedily
+    num_calls: int = 0  # batches of windows, tries at other temperatures included
     _scores: Tensor | None = None  # [n, B, V] of the last batch
 
     def __call__(
@@ -66,6 +67,7 @@ class Windows:
         if model is not self.engine.target.model:
             raise InvalidArgument("these windows belong to another model than the one whose generate was called")
         self.forget()
+        self.num_calls += 1
         config = model.generation_config if generation_config is None else generation_config
         with listening(model) as streamer:
             refuse_unsupported(config, stopping_criteria, model_kwargs, streamer)
@@ -107,7 +109,7 @@ class Windows:
     def _requests(
         self, call: WindowCall, prompts: Sequence[list[int]], rows: Sequence[RowRules], sources: Sequence[Source]
     ) -> list[Request]:
-        numbers = _numbers(call.params.temperature, sources)
+        numbers = _numbers(call.params.temperature, sources, self.num_calls)
         return [
             Request(prompt=tuple(prompt), max_new_tokens=call.budget, params=call.params, seed=self.seed,
                     request_id=number, stop_ids=call.ends, processors=(row,), source=source)
@@ -143,15 +145,16 @@ def _row(call: WindowCall, prompt: list[int], width: int) -> RowRules:
     return RowRules(call.rules, call.others, len(prompt), padding, call.wants_scores)
 
 
-def _numbers(temperature: float, sources: Sequence[Source]) -> list[int]:
+def _numbers(temperature: float, sources: Sequence[Source], calls: int) -> list[int]:
     """Keys for the rows' random numbers, of sound and temperature: a second try must not repeat the first.
 
     Rows of the same sound have the same key, as they would in batches of their own. Where sound is not known, rows are
-    told apart by their places.
+    told apart by their places and by how many `calls` there were.
     """
     numbers: list[int] = []
     for place, source in enumerate(sources):
-        heard = f"{place}".encode() if source.features is None else source.features.float().cpu().numpy().tobytes()
+        unheard = f"{calls} {place}".encode()
+        heard = unheard if source.features is None else source.features.float().cpu().numpy().tobytes()
         numbers.append(zlib.crc32(f"{temperature}".encode(), zlib.crc32(heard)) % NUMBERS)
     return numbers
 
