@@ -27,6 +27,7 @@ from forerun.keywords import GenerateCall, GenerateKeywords, check_tokenizer, pa
 from forerun.math.attention import Form
 from forerun.models.adapters import unwrapped
 from forerun.models.cache_size import describe as describe_cache
+from forerun.models.evaluation import Evaluation
 from forerun.models.families import check_model
 from forerun.models.self_check import self_check as examine_target
 from forerun.models.seq2seq import Seq2SeqScorer, scorer_of
@@ -109,14 +110,15 @@ class SpeculativeDecoder:
             strict=flag("strict", strict),
         )
         self.ranks = join(target)
-        if self.ranks is None:
-            scorer = self._new_scorer()
-            self.self_check = examine_target(scorer, wanted)
-            self.engine = self._new_engine(scorer, _drafter(drafter, target), self.policy)
-        else:
-            self.self_check = self.ranks.examine(target, self._new_scorer.keywords | {"form": form}, wanted)
-            self._split_drafts = _meet(drafter)  # which nobody else may hold on ranks that only repeat
-            self.engine = self._engine_of_rank(self.ranks, drafter)
+        with Evaluation((target,)):
+            if self.ranks is None:
+                scorer = self._new_scorer()
+                self.self_check = examine_target(scorer, wanted)
+                self.engine = self._new_engine(scorer, _drafter(drafter, target), self.policy)
+            else:
+                self.self_check = self.ranks.examine(target, self._new_scorer.keywords | {"form": form}, wanted)
+                self._split_drafts = _meet(drafter)  # which nobody else may hold on ranks that only repeat
+                self.engine = self._engine_of_rank(self.ranks, drafter)
         self._call_engines: OrderedDict[Any, tuple[Any, Engine]] = OrderedDict()  # by name or identity of the drafter
 
     def _engine_of_rank(self, ranks: Coordinator | Worker, drafter: Any) -> Engine:
@@ -274,7 +276,8 @@ class SpeculativeDecoder:
         if key not in self._call_engines:
             drafting = _drafter(drafter, self.target)
             policy = as_policy(self._policy) if isinstance(self._policy, str) else copy.deepcopy(self.policy)
-            self._call_engines[key] = drafter, self._new_engine(self._new_scorer(), drafting, policy)
+            with Evaluation((self.target,)):
+                self._call_engines[key] = drafter, self._new_engine(self._new_scorer(), drafting, policy)
         self._call_engines.move_to_end(key)
         while len(self._call_engines) > MOST_CALL_DRAFTERS:
             self._call_engines.popitem(last=False)

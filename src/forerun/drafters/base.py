@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from forerun.arguments import methods
 from forerun.math.laws import PointMass
@@ -93,6 +93,11 @@ class Drafter(ABC):
     def split_models(self) -> tuple[PreTrainedModel, ...]:
         """Models it drafts with whose weights are split over processes: all of those have to run its passes."""
         return tuple(model for part in self.parts for model in part.split_models)
+
+    @property
+    def draft_models(self) -> tuple[nn.Module, ...]:
+        """Models it drafts with: they are in evaluation mode while rows are in flight, as the target is."""
+        return tuple(model for part in self.parts for model in part.draft_models)
 
     def copying_part(self) -> Drafter | None:
         """What drafts deterministically before anything is sampled: all of it, a part, or nothing."""

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from forerun.arguments import refuse
@@ -28,6 +28,7 @@ from forerun.loading import load_model
 from forerun.loading.drafter_folder import is_drafter_folder, read_kind
 from forerun.math.attention import Form
 from forerun.models.adapters import unwrapped
+from forerun.models.evaluation import Evaluation
 from forerun.models.families import check_model
 from forerun.models.scorer import Scorer
 from forerun.models.seq2seq import Seq2SeqScorer, scorer_of
@@ -133,6 +134,11 @@ class DraftModel(BranchingDrafter):
     def split_models(self) -> tuple[PreTrainedModel, ...]:
         return () if self._split is None else (self._split,)
 
+    @property
+    def draft_models(self) -> tuple[nn.Module, ...]:
+        scorer: Scorer | None = self.__dict__.get("scorer")  # None before it has met its target, for some
+        return self.split_models if scorer is None else (scorer.model,)
+
     def num_unread(self, row: int, length: int) -> int:
         return max(length - FIRST - self.scorer.length(row), 0)
 
@@ -195,7 +201,8 @@ class DraftModel(BranchingDrafter):
         elif target is not None:
             cache = target.cache.beside(model.device)
         use = use if target is None else target.kernels
-        self.scorer: Scorer = scorer_of(model, self.form, cache, use=use, is_draft=True, cache_tokens=tokens)
+        with Evaluation((model,)):
+            self.scorer: Scorer = scorer_of(model, self.form, cache, use=use, is_draft=True, cache_tokens=tokens)
         self._count_embeddings(model)
 
     def _borrow_from(self, target: Scorer) -> None:

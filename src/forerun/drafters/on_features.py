@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from forerun.cache.base import KeyValueCache
 from forerun.drafters.autoregressive import check_stop_below
@@ -64,6 +64,10 @@ class OnFeatures(BranchingDrafter):
     def has_changed(self) -> bool:
         """Whether the head is no longer what its passes were made from."""
         return self.trunk.body.has_changed()
+
+    @property
+    def draft_models(self) -> tuple[nn.Module, ...]:
+        return self.trunk.models
 
     def admit(self, row: int, prompt: Sequence[int]) -> None:
         self.trunk.admit(row)

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from forerun import ops
 from forerun.config import Kernels
@@ -80,6 +80,12 @@ class Trunk:
         cache = target.cache.beside(target.device)
         self.body = Scorer(head.body, self.form, cache, headless=True, use=target.kernels)
         self._embedding: Tensor = target.model.get_input_embeddings().weight.detach()
+
+    @property
+    def models(self) -> tuple[nn.Module, ...]:
+        """The head, and the body that stands in for its own where the target has another type or place."""
+        body: Scorer | None = self.__dict__.get("body")  # None before it has met a target
+        return (self.head,) if body is None else (self.head, body.model)
 
     def _draft_head(self, target: Scorer) -> Tensor:
         """[Vd, H] the target's head, or a copy of the rows that the draft can say."""

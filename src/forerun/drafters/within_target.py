@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, Self
 
+from torch import nn
 from transformers import PreTrainedModel
 
 from forerun.drafters.autoregressive import ModelSteps, check_stop_below, draft_with
@@ -51,6 +52,10 @@ class WithinTarget(BranchingDrafter):
             self.scorer = Seq2SeqScorer(model, target.form, target.cache, use=target.kernels, beside=target)
         else:
             self.scorer = Scorer(model, target.form, cache=target.cache, use=target.kernels)
+
+    @property
+    def draft_models(self) -> tuple[nn.Module, ...]:
+        return () if self.scorer is None else (self.scorer.model,)
 
     def propose(self, context: DraftContext) -> Draft:
         steps = self.steps(context)

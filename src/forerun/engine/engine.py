@@ -49,6 +49,7 @@ from forerun.engine.stops import StopRule
 from forerun.engine.turnstile import Turnstile
 from forerun.errors import InvalidArgument
 from forerun.kernels.variants import watched_variants
+from forerun.models.evaluation import Evaluation
 from forerun.models.fingerprint import checksum
 from forerun.models.scorer import Scorer
 from forerun.models.seq2seq import Seq2SeqScorer
@@ -138,7 +139,7 @@ class Engine:
         self._round_numbers = itertools.count(1)
         self.faults = Faults(strict)
         self.ahead, self.compile = ahead, compile
-        self._in_training: list[nn.Module] = []  # modules that a call has put into evaluation mode
+        self._evaluation: Evaluation | None = None  # while rows are in flight
         self._is_stale = False
         self._values: list[int] = []  # of the weights that made the kept keys
         self.admission = Admission(self._caches)
@@ -151,15 +152,21 @@ class Engine:
 
     def _connect(self, drafter: Drafter | None, policy: Policy) -> None:
         """Bring target, drafter and recorded rounds together."""
-        clone = None if drafter is None else as_drafter(drafter).clone()
-        self.drafting = Drafting(clone, policy, self.target, self.rule, self.faults)
-        if clone is not None:
-            clone.bind(self.target, self.tokenizer)
-        self.target.recorded_feed = None  # made from the model as it was
-        self.runner = runner_for(self.target, clone, self.rule, self.clock) if self.compile else None
-        if self.runner is not None:
-            self.drafting.passes = draft_passes_of(clone, self.target, self.clock)
-            self.runner.record_prompts()
+        given = None if drafter is None else as_drafter(drafter)
+        with Evaluation(self._models(given)):
+            clone = None if given is None else given.clone()
+            self.drafting = Drafting(clone, policy, self.target, self.rule, self.faults)
+            if clone is not None:
+                clone.bind(self.target, self.tokenizer)
+            self.target.recorded_feed = None  # made from the model as it was
+            self.runner = runner_for(self.target, clone, self.rule, self.clock) if self.compile else None
+            if self.runner is not None:
+                self.drafting.passes = draft_passes_of(clone, self.target, self.clock)
+                self.runner.record_prompts()
+
+    def _models(self, drafter: Drafter | None) -> tuple[nn.Module, ...]:
+        """All that passes are run with."""
+        return (self.target.model, *(() if drafter is None else drafter.draft_models))
 
     def _caches(self) -> list[KeyValueCache]:
         drafter = self.drafting.drafter
@@ -248,7 +255,7 @@ class Engine:
         started, limit = self.clock(), self.target.context_length
         longest = min(context or limit or MOST_CONTEXT, limit or MOST_CONTEXT)
         lengths = self._lengths_to_come(draft)
-        with watched_variants() as variants:
+        with watched_variants() as variants, Evaluation(self._models(self.drafting.drafter)):
             self._serve_nobody([2], lengths, 1)
             count, remark = self._record_all(rows, lengths, longest, report)
             if self.runner is not None:
@@ -655,6 +662,8 @@ class Engine:
         for number in held:
             with suppress(Exception):  # one error is on its way already
                 self.drafting.notify("release", number)
+        if self._is_empty:
+            self._go_on_training()
 
     def _look_again(self) -> None:
         """Before the first row of a call: are target and draft models still those that everything here is made from?
@@ -666,8 +675,9 @@ class Engine:
         if self._is_stale or self.target.has_changed() or (drafter is not None and drafter.has_changed()):
             self._is_stale = True  # until all of this has succeeded: a model that is refused is refused again
             self._start_over()
-            self.target.renew()
-            self._connect(drafter, self.drafting.policy)
+            with Evaluation(self._models(drafter)):
+                self.target.renew()
+                self._connect(drafter, self.drafting.policy)
             self._is_stale = False
         if self.prefixes.limit:
             values = checksum(self.target.model)
@@ -677,14 +687,14 @@ class Engine:
 
     def _evaluate(self) -> None:
         """No dropout during a call. Whoever is in the middle of training finds the model as it was."""
-        self._in_training += [module for module in self.target.model.modules() if module.training]
-        for module in self._in_training:
-            module.training = False
+        before, self._evaluation = self._evaluation, Evaluation(self._models(self.drafting.drafter))
+        if before is not None:  # of rows that an error has sent back to the queue
+            before.end()
 
     def _go_on_training(self) -> None:
-        for module in self._in_training:
-            module.training = True
-        self._in_training.clear()
+        if self._evaluation is not None:
+            self._evaluation.end()
+            self._evaluation = None
 
     def _view(self, batch: list[Row], sizes: tuple[int, ...] = ()) -> BatchView:
         """What a recorded round takes hardly depends on its rows: what is left of them, or unread, decides nothing."""

@@ -67,7 +67,8 @@ class Scorer:
     `headless` scorer takes embeddings and gives hidden states: see `run`. The `layout` of rows is the family's unless
     it is given; packed rows become padded ones for good where the model cannot be run packed. All rows together have at
     most `cache_tokens` keys; None leaves that to `models.cache_size`. `cache_dtype` ("int8", "fp8") rounds keys and
-    values. A `cache` that is given is used as it is.
+    values. A `cache` that is given is used as it is. The model is put into evaluation mode;
+    `models.evaluation` gives it back as it was to whoever trains it.
     """
 
     _modules_type = ModulesBody
