@@ -331,7 +331,8 @@ def _finished(stream: Stream) -> GenerateResult:
     for _ in stream:
         pass
     if all(stream.result.errors):
-        raise NonFiniteLogits(stream.result.errors[0])
+        kind = InvalidArgument if stream.result.rows[0].was_refused else NonFiniteLogits
+        raise kind(stream.result.errors[0])
     return stream.result
 
 

@@ -277,7 +277,7 @@ def _sources(inputs: Any, states: Any, mask: Tensor | None, scorer: Seq2SeqScore
     if inputs is None:
         raise InvalidArgument(f"{type(scorer.model).__name__} reads a source: give {name}")
     if scorer.encoder.reads_text:
-        return tuple(Source(ids=tuple(row)) for row in unpadded(inputs, mask, name, _num_embeddings(scorer)))
+        return tuple(Source(ids=tuple(row)) for row in unpadded(inputs, mask, name, scorer.encoder.num_ids))
     _check_numbers(inputs, name, "give a tensor of numbers with one row a source")
     masks: Sequence[Tensor | None] = [None] * len(inputs)
     if mask is not None:
@@ -287,12 +287,6 @@ def _sources(inputs: Any, states: Any, mask: Tensor | None, scorer: Seq2SeqScore
         check_mask(mask, tuple(mask.shape), name)
         masks = list(mask)
     return tuple(Source(features=row, mask=row_mask) for row, row_mask in zip(inputs, masks, strict=True))
-
-
-def _num_embeddings(scorer: Seq2SeqScorer) -> int | None:
-    """Ids that the encoder can read."""
-    weight = getattr(scorer.encoder.module.get_input_embeddings(), "weight", None)
-    return None if weight is None else int(weight.shape[0])
 
 
 def _check_numbers(values: Any, name: str, remedy: str) -> None:

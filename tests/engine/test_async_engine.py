@@ -6,23 +6,27 @@ import asyncio
 import gc
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from typing import Any
 
 import pytest
+import torch
 
 import forerun
-from forerun import AsyncEngine, Engine, PromptLookup, SpeculativeDecoder
+from forerun import AsyncEngine, DraftModel, EarlyExit, Engine, PromptLookup, SpeculativeDecoder
 from forerun.config import SamplingParams
 from forerun.engine import FinishReason, Progress, Request
 from forerun.engine.mailbox import Mailbox, Waiter, wake
 from forerun.errors import EngineClosed, InvalidArgument
 from forerun.models.scorer import Scorer
+from forerun.models.seq2seq import Seq2SeqScorer
 from forerun.policy.heuristics import Constant
-from forerun.types import Origin
+from forerun.types import Origin, Source
 from support.finish import finished
-from support.tiny import ragged_prompts, tiny_model
+from support.seq2seq import rows_of, source_of
+from support.tiny import draft_of, ragged_prompts, tiny_model
 
 PROMPTS = ragged_prompts(6, 97, seed=3, longest=12)
 
@@ -356,3 +360,45 @@ def test_readers_in_an_event_loop_are_not_woken_for_every_round() -> None:
         await reading
 
     asyncio.run(read())
+
+
+def read_by(source: Source) -> Request:
+    return Request(prompt=(2, 30), max_new_tokens=6, source=source)
+
+
+GUESSERS: dict[str, Callable[[Any], Any]] = {
+    "none": lambda model: None,
+    "own": lambda model: DraftModel(draft_of(model)),
+    "shared": lambda model: DraftModel(draft_of(model), shares_encoder=True),
+    "exit": lambda model: EarlyExit(1),
+}
+
+
+@pytest.mark.parametrize("family", ("whisper", "bart"))
+@pytest.mark.parametrize("drafter", GUESSERS)
+def test_a_source_that_cannot_be_read_costs_nobody_else_anything(drafter: str, family: str) -> None:
+    """One is refused at once, since Whisper's windows have one shape; the other fails in the encoder's pass."""
+    model, odd = tiny_model(family), torch.zeros(8, 30) if family == "whisper" else torch.full((2000,), 5)
+    good, wanted = [read_by(source_of(row)) for row in rows_of(family)[:3]], []
+    for request in good:
+        engine = Engine(Seq2SeqScorer(model), None, Constant(0))
+        engine.add(request)
+        wanted.append(finished(engine)[0].tokens)
+    with AsyncEngine(Engine(Seq2SeqScorer(model), GUESSERS[drafter](model), Constant(2), strict=True)) as serving:
+        early = [serving.submit(request) for request in good[:2]]
+        bad = serving.submit(read_by(source_of(odd)))
+        assert [stream.result(60).tokens for stream in (*early, serving.submit(good[2]))] == wanted
+        if family == "whisper":
+            with pytest.raises(InvalidArgument, match=r"reads \(8, 48\)"):
+                bad.result(60)
+        else:
+            ended = bad.result(60)
+            assert ended.finish_reason is FinishReason.ERROR and ended.was_refused and not ended.tokens
+            assert "cannot read input_ids" in str(ended.error)
+    assert serving.engine.is_idle and not serving.engine.target.cache.rows
+
+
+def test_a_call_whose_source_cannot_be_read_is_refused() -> None:
+    decoder = SpeculativeDecoder(tiny_model("bart"), None)
+    with pytest.raises(InvalidArgument, match="cannot read input_ids"):
+        decoder.generate(torch.full((1, 2000), 5), max_new_tokens=3)

@@ -26,6 +26,7 @@ from support.seq2seq import batch_of, generated, recomputed, rows_of, source_of
 from support.tiny import EXTRA_SEQ2SEQ, SEQ2SEQ_FAMILIES, draft_of, tiny_model
 
 ALL = (*SEQ2SEQ_FAMILIES, *EXTRA_SEQ2SEQ)
+TOO_LONG = Source(ids=(5,) * 2000)
 TEXTS = ((2, 5, 9, 20, 33, 7, 41, 6, 50, 81, 12, 3, 3, 64, 17), (2, 11), (2, 50, 60, 70, 9))
 CUTS = (4, 1, 2)  # how much of each text is there before the rest is scored
 
@@ -197,6 +198,26 @@ def test_a_failed_encoder_leaves_its_rows_releasable(monkeypatch: MonkeyPatch) -
     assert not made.sources.waiting and not made.cache.rows
 
 
+def test_a_source_that_fails_takes_no_other_along() -> None:
+    """Longer than the encoder's table of positions: known only when it is tried."""
+    made, sources = Seq2SeqScorer(tiny_model("bart")), rows_of("bart")
+    for row in range(3):
+        made.admit(row)
+        made.read(row, TOO_LONG if row == 1 else source_of(sources[row]))
+    check(
+        made.score([0, 2], [[2]] * 2),
+        torch.cat([recomputed(tiny_model("bart"), "bart", sources[i], [2]) for i in (0, 2)]),
+    )
+    assert made.why_unread(0) is None and "cannot read" in (made.why_unread(1) or "")
+    with pytest.raises(InvalidArgument, match="cannot read"):
+        made.score([0, 1], [[3]] * 2)
+    assert [made.length(row) for row in range(3)] == [1, 0, 1]
+    made.release(1)
+    made.admit(1)
+    made.read(1, source_of(sources[1]))
+    check(made.score([1], [[2]]), recomputed(tiny_model("bart"), "bart", sources[1], [2]))
+
+
 def test_sources_are_encoded_in_batches_of_bounded_size(monkeypatch: MonkeyPatch) -> None:
     from forerun.models import encoder
 
@@ -217,8 +238,13 @@ def test_what_cannot_be_read_is_refused() -> None:
     ):
         with pytest.raises(InvalidArgument, match=message):
             t5.read(0, source)
+    with pytest.raises(InvalidArgument, match=r"token 97 .* vocabulary of 97"):
+        t5.check_source(Source(ids=(1, 97)))
     with pytest.raises(InvalidArgument, match="input_features"):
         whisper.check_source(Source(ids=(1, 2)))
+    for shape in ((8, 47), (7, 48), (48, 8), (48,)):
+        with pytest.raises(InvalidArgument, match=r"reads \(8, 48\)"):
+            whisper.check_source(Source(features=torch.zeros(shape)))
     with pytest.raises(InvalidArgument, match="no source"):
         t5.score([0], [[2]])
     with pytest.raises(InvalidArgument, match="no encoder"):

@@ -774,10 +774,17 @@ class Engine:
             if len(self._running) == 1:
                 self._has_room()  # or kept rows go
         self._is_blocked = bool(self._waiting)
-        self.target.encode()
+        self._encode()
         if any(row.is_reading for row in self._running.values()):
             self._read_prompts()
             self.seconds.prefill += self.clock() - started
+
+    def _encode(self) -> None:
+        """Sources of new rows; one that the encoder cannot read ends its own row alone."""
+        self.target.encode()
+        for row in self._running.values():
+            if row.is_reading and (reason := self.target.why_unread(row.number)) is not None:
+                row.finish_reason, row.error = FinishReason.ERROR, reason
 
     def _take_in(self, row: Row) -> None:
         """A row number for a row: that of a kept prefix whose keys begin as its prompt does, or else a new one."""
@@ -848,7 +855,7 @@ class Engine:
 
         A text that several rows have is read once: the others have its keys when the first has read all of it.
         """
-        reading = [row for row in self._running.values() if row.is_reading]
+        reading = [row for row in self._running.values() if row.is_reading and row.finish_reason is None]
         texts = {row.handle: (tuple(row.history), row.request.source) for row in reading}
         copies = Counter(texts.values())
         is_recorded = self.runner is not None and not self.runner.is_disabled

@@ -31,7 +31,7 @@ class FinishReason(StrEnum):
     LENGTH = "length"  # max_new_tokens, or the model's context
     TIME = "time"  # max_time
     ABORT = "abort"
-    ERROR = "error"  # the target returned NaN or infinity for this row
+    ERROR = "error"  # the target returned NaN or infinity for this row, or its encoder cannot read the source
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

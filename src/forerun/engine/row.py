@@ -46,6 +46,11 @@ class RowResult:
     error: str | None = None
 
     @property
+    def was_refused(self) -> bool:
+        """Whether it failed before its first round: by what it was to read, not by its logits."""
+        return self.error is not None and not self.stats.rounds
+
+    @property
     def mean_logprob(self) -> float | None:
         if not self.logprobs:
             return None

@@ -35,6 +35,7 @@ class Sources:
     _number: dict[Source, int] = field(default_factory=dict)  # source -> its row in the cache
     _readers: Counter[Source] = field(default_factory=Counter)
     waiting: list[Source] = field(default_factory=list)  # read by someone, not yet encoded
+    unread: dict[Source, str] = field(default_factory=dict)  # why the encoder could not read it
     _numbers: Iterator[int] = field(default_factory=count)
 
     def read(self, row: int, source: Source) -> None:
@@ -54,6 +55,7 @@ class Sources:
         if self._readers[source]:
             return None
         del self._readers[source]
+        self.unread.pop(source, None)
         number = self._number.pop(source)
         if source in self.waiting:
             self.waiting.remove(source)
@@ -64,7 +66,7 @@ class Sources:
     def clear(self) -> None:
         """Nobody reads anything any more."""
         self.cache.clear()
-        self._of, self._number, self._readers, self.waiting = {}, {}, Counter(), []
+        self._of, self._number, self._readers, self.waiting, self.unread = {}, {}, Counter(), [], {}
 
     def of(self, row: int) -> Source:
         if row not in self._of:

@@ -46,6 +46,12 @@ class Encoder:
         self.is_draft = is_draft
         self.calls = 0
         self._takes_mask = "attention_mask" in signature(self.module.forward).parameters
+        config, table = model.config, self.module.get_input_embeddings() if self.reads_text else None
+        weight = getattr(table, "weight", None)
+        self.num_ids = None if weight is None else int(weight.shape[0])  # that it can read, where that is known
+        # Whisper's windows are of one length; other encoders of features take any.
+        is_whisper = config.model_type == "whisper"
+        self._window = (config.num_mel_bins, 2 * config.max_source_positions) if is_whisper else None
 
     @property
     def reads_text(self) -> bool:
@@ -61,18 +67,37 @@ class Encoder:
                 )
         elif self.reads_text and not source.ids:
             raise InvalidArgument("the source is empty: give the encoder at least one token")
+        elif self.num_ids is not None and not 0 <= min(source.ids) <= max(source.ids) < self.num_ids:
+            bad = next(token for token in source.ids if not 0 <= token < self.num_ids)
+            raise InvalidArgument(f"source token {bad} is outside the encoder's vocabulary of {self.num_ids}")
         elif not self.reads_text and source.features is None:
             raise InvalidArgument(f"this model's encoder reads {self.name}: give Source(features=...)")
+        elif source.features is not None and self._window not in (None, tuple(source.features.shape)):
+            raise InvalidArgument(
+                f"{self.name} of shape {tuple(source.features.shape)} for a row: this model's encoder reads "
+                f"{self._window}; pad or cut them as its feature extractor does"
+            )
 
     @torch.inference_mode()
-    def run(self, sources: Sequence[Source]) -> list[Tensor]:
-        """States [S, H] of each source."""
+    def run(self, sources: Sequence[Source]) -> tuple[list[Tensor], dict[Source, str]]:
+        """States [S, H] of each source, and why some cannot be read: those have one state of zeros."""
         known = ((i, self._states(source)) for i, source in enumerate(sources))
         made = {i: states.to(self.device, self.dtype) for i, states in known if states is not None}
         rest = [i for i in range(len(sources)) if i not in made]
+        unread: dict[Source, str] = {}
         for batch in _batches(rest, [_size(source) for source in sources]):
-            made |= zip(batch, self._run([sources[i] for i in batch]), strict=True)
-        return [made[i] for i in range(len(sources))]
+            made |= zip(batch, self._run_some([sources[i] for i in batch], unread), strict=True)
+        return [made[i] for i in range(len(sources))], unread
+
+    def _run_some(self, sources: Sequence[Source], unread: dict[Source, str]) -> list[Tensor]:
+        """A batch that fails is tried one by one: a source that cannot be read takes nobody along."""
+        try:
+            return self._run(sources)
+        except InvalidArgument as error:
+            if len(sources) > 1:
+                return [states for source in sources for states in self._run_some([source], unread)]
+            unread[sources[0]] = str(error)
+            return [torch.zeros(1, self.width, device=self.device, dtype=self.dtype)]
 
     def _states(self, source: Source) -> Tensor | None:
         """What needs no encoding."""
@@ -87,7 +112,7 @@ class Encoder:
             out = self.module(**{self.name: inputs}, **options)
         except torch.cuda.OutOfMemoryError:
             raise
-        except (ValueError, RuntimeError) as error:  # another shape than it was built for
+        except (ValueError, IndexError, RuntimeError) as error:  # another shape or length than it was built for
             shape = tuple(inputs.shape)
             raise InvalidArgument(f"the encoder cannot read {self.name} of shape {shape}: {error}") from error
         states: Tensor = out.last_hidden_state

@@ -199,6 +199,10 @@ class Scorer:
     def encode(self) -> None:
         """Make what was read since the last time ready for a pass; nothing to do without an encoder."""
 
+    def why_unread(self, row: int) -> str | None:
+        """Why the encoder cannot read a row's source; None where it can, or where there is none."""
+        return None
+
     def release(self, row: int) -> None:
         self.cache.release(row)
 

@@ -101,11 +101,18 @@ class Seq2SeqScorer(Scorer):
             return
         if not waiting:
             return
-        borrowed = self._borrowed
-        states = self.encoder.run(waiting) if borrowed is None else [borrowed(s)[: s.worth] for s in waiting]
+        if self._borrowed is None:
+            states, unread = self.encoder.run(waiting)
+        else:
+            states, unread = [self._borrowed(source)[: source.worth] for source in waiting], {}
         self.sources.put(states, self._projections, self.kernels)
+        self.sources.unread |= unread
         if self.keeps_states:
             self._states.update(zip(waiting, states, strict=True))
+
+    def why_unread(self, row: int) -> str | None:
+        """Why the encoder cannot read a row's source, once it was tried; None where it can."""
+        return self.sources.unread.get(self.sources.of(row)) if self.sources.unread else None
 
     @property
     def version(self) -> tuple[int, ...]:
@@ -157,6 +164,8 @@ class Seq2SeqScorer(Scorer):
 
     def _sources(self, rows: Sequence[int]) -> SourcesRead:
         self.encode()  # the encoder attends as it always does, so before the pass begins
+        if (reason := next(filter(None, map(self.why_unread, rows)), None)) is not None:
+            raise InvalidArgument(reason)
         return self.sources.read_by(rows)
 
 
