@@ -249,13 +249,18 @@ def test_auto_leaves_long_passes_to_the_modules_where_they_measured_faster(monke
     assert Scorer(model, use=Kernels.ON).body.longest_pass is None
 
 
-@pytest.mark.parametrize(("times", "longest"), [((1, 1), None), ((1, 9), 128), ((9, 1), 32)])
+@pytest.mark.parametrize(
+    ("times", "longest"),
+    [((0.1, 0.1, 0.1), None), ((0.1, 0.1, 9), 512), ((0.1, 9), 128), ((9,), 32), ((0.1, 0.9), None)],
+)
 def test_the_longest_pass_lies_between_two_timed_ones(
-    times: tuple[int, int], longest: int | None, monkeypatch: pytest.MonkeyPatch
+    times: tuple[float, ...], longest: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Where a pass takes long, none of four times the tokens is timed."""
     answers = [{"fused": float(time), "modules": 2.0} for time in times]
     monkeypatch.setattr("forerun.kernels.cpu.measured.seconds", lambda steps, repeats: answers.pop(0))
-    assert choose._measure_longest_pass(tiny_model("llama", max_position_embeddings=512), 1) == longest
+    assert choose._measure_longest_pass(tiny_model("llama", max_position_embeddings=2048), 1) == longest
+    assert not answers
 
 
 def test_real_timing_names_every_candidate() -> None:

@@ -60,7 +60,7 @@ from forerun.types import BatchView, Origin, RoundOutcome, Rule, Source
 
 # Tokens of prompts that a step encodes beside rows that decode: as long as some rounds take.
 PROMPT_TOKENS = {"cuda": 512, "cpu": 128}
-JOIN_TOKENS = 1024  # of prompts that a round takes along whole where rounds are not recorded
+JOIN_TOKENS = 2048  # of prompts that a round takes along whole where rounds are not recorded: a pass less for each
 # What a warm-up counts with where neither model nor caller says; and the longest draft, where the policy's is fixed.
 MOST_CONTEXT, USUAL_DRAFT, LONGEST_DRAFT = 8192, 8, 128
 # Before the end of a round on the device: when the next is sent off where requests may come meanwhile, and how long the

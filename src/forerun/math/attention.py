@@ -121,7 +121,7 @@ def attend(
 
 def attend_whole(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scale: Scale) -> Tensor:
     """[B, Hq, T, D] over [B, Hk, S, D] -> [B, Hq, T, Dv], with a mask of bools or of numbers to be added."""
-    return _softmax_product(query, keys, values, mask, scale, query.shape[1] // keys.shape[1], False)
+    return softmax_product(query, keys, values, mask, scale, query.shape[1] // keys.shape[1], False)
 
 
 def attend_split(query: Tensor, keys: Tensor, values: Tensor, plan: Plan, scale: Scale) -> Tensor:
@@ -183,16 +183,16 @@ def _attend_block(query: Tensor, keys: Tensor, values: Tensor, seen: Tensor | No
     group = plan.group
     # A CPU's attention shares keys by itself; on a GPU it copies them for every query head once there is a mask.
     if plan.causal or (width == 1 and query.device.type == "cpu"):
-        out = _softmax_product(query.transpose(1, 2), keys, values, seen, scale, group, plan.causal and width > 1)
+        out = softmax_product(query.transpose(1, 2), keys, values, seen, scale, group, plan.causal and width > 1)
         return out.transpose(1, 2)
     # The query heads of one key head are folded into the query axis: one key read serves the whole group.
     folded = query.view(batch, width, heads // group, group, size).permute(0, 2, 3, 1, 4).flatten(2, 3)
-    out = _softmax_product(folded, keys, values, seen, scale, 1, False)
+    out = softmax_product(folded, keys, values, seen, scale, 1, False)
     return out.view(batch, heads // group, group, width, -1).permute(0, 3, 1, 2, 4).flatten(2, 3)
 
 
-def _softmax_product(
-    query: Tensor, keys: Tensor, values: Tensor, seen: Tensor | None, scale: Scale, group: int, causal: bool
+def softmax_product(
+    query: Tensor, keys: Tensor, values: Tensor, seen: Tensor | None, scale: Scale, group: int, causal: bool = False
 ) -> Tensor:
     """[B, H, M, D] queries over [B, Hk, S, D] keys, H = group * Hk."""
     if scale.softcap is None and scale.sinks is None:

@@ -25,6 +25,7 @@ from forerun import ops
 from forerun.cache.base import Layer
 from forerun.errors import UnsupportedModel
 from forerun.math.attention import Scale, attend_whole
+from forerun.math.banded_attention import attend_bands
 from forerun.models import masks
 from forerun.models.passes import NAME, alone, own_attention
 from forerun.models.ragged_states import KeysChanged, RaggedStates, current_states
@@ -139,6 +140,8 @@ def _attend(
         if bias is not None:
             how = states.plan(masks.dense_mask_of(states, rule), query.shape[1] // layer.keys.shape[2], bias)
             return ops.attend(query, *states.rows_read.of(layer), how, scale)  # no kernel takes a bias of each head
+        if states.in_blocks:
+            return attend_bands(query, *states.rows_read.of(layer), states.bands(rule, query), scale)
         if states.is_static or ops.why_not_ragged(query, *layer.by_head, states.use) is None:
             return ops.attend_ragged(query, *layer.by_head, rule.reach, scale, states.asked_form, states.use)
         mask = masks.dense_mask_of(states, rule)

@@ -42,7 +42,8 @@ def mask(
         return states.bidirectional  # for an encoder, whose output decoders without one ask a mask for all the same
     if states.padded is not None:
         return padded_mask(states, states.padded, mask_function, dtype)
-    if states.takes_rules and (window := known_window(mask_function)) is not None and states.holds_tree(window):
+    takes_rules = states.takes_rules or states.in_blocks
+    if takes_rules and (window := known_window(mask_function)) is not None and states.holds_tree(window):
         return states.remember_mask(states.stub_for(mask_function, window))
     if states.is_static:
         raise UnsupportedModel("the model's mask rule is none that kernels know, so its passes cannot be recorded")

@@ -20,6 +20,7 @@ from forerun.cache.base import KeyValueCache, Layer, ranges
 from forerun.config import Kernels
 from forerun.errors import UnsupportedModel
 from forerun.math.attention import Form, Plan, choose_form, plan, plan_across
+from forerun.math.banded_attention import Bands, bands
 from forerun.math.ragged_attention import Reach, reach_of
 from forerun.math.transfer import to_device
 from forerun.models.branches import Branches, new_trees
@@ -30,6 +31,9 @@ from forerun.types import RaggedRows
 # Keys nobody looks at: layers hand them to our attention, which reads the cache. Without length, so that whatever a
 # model derives from them is as good as free.
 PLACEHOLDER = torch.empty(1, 1, 0, 1)
+
+
+LONG = 64  # new tokens of a row from which on fewer keys are worth more calls, on a CPU
 
 
 class KeysChanged(UnsupportedModel):
@@ -44,6 +48,7 @@ class MaskRule:
     function: Callable[..., Tensor]  # transformers' own, to make the mask from if need be
     reach: Reach
     made: list[Tensor | None] = field(default_factory=list)  # the mask, once somebody needed it
+    bands: list[Bands] = field(default_factory=list)  # the same for attention block by block
 
 
 class RaggedStates(Cache):
@@ -51,6 +56,7 @@ class RaggedStates(Cache):
 
     is_compileable = False
     is_static = False  # of a pass whose rows the device alone knows: `models.static_pass`
+    in_blocks = False  # whether new tokens attend block by block under rules that are known
 
     def __init__(
         self,
@@ -68,6 +74,7 @@ class RaggedStates(Cache):
         # A kernel that takes the model's rule instead of a mask knows rows, and trees among the new tokens alone.
         self.tree = None if trees is None else new_trees(rows, trees)
         self.takes_rules = (trees is None or self.tree is not None) and _takes_rules(rows, family, device, use)
+        self.in_blocks = trees is None and not self.takes_rules and _is_long(rows, family, device)
         self._rules: dict[int, MaskRule] = {}
         self._reach: Reach | None = None
         self._plans: dict[tuple[int, int, int], tuple[Tensor | None, Tensor | None, Plan]] = {}
@@ -161,6 +168,12 @@ class RaggedStates(Cache):
         self._rules[id(stub)] = MaskRule(stub, function, replace(self._reach, window=window))
         return stub
 
+    def bands(self, rule: MaskRule, like: Tensor) -> Bands:
+        """What queries see under a rule, block by block; worked out for the first layer that asks."""
+        if not rule.bands:
+            rule.bands.append(bands(self.rows_read.rows, rule.reach.window, like))
+        return rule.bands[0]
+
     def holds_tree(self, window: int) -> bool:
         """Whether kernels can keep to a window: a tree must fit within it."""
         return self.tree is None or not 0 < window < self.width
@@ -212,6 +225,10 @@ def _takes_rules(rows: RaggedRows, family: Family, device: torch.device, use: Ke
     """Rows that all begin are a plain causal square, for which the library has a kernel made for nothing else."""
     is_prompt = max(rows.counts) > 1 and not any(rows.past)
     return family.layout is Layout.PACKED and not is_prompt and ops.why_not_triton(device, use) is None
+
+
+def _is_long(rows: RaggedRows, family: Family, device: torch.device) -> bool:
+    return family.layout is Layout.PACKED and device.type == "cpu" and max(rows.counts) >= LONG
 
 
 @dataclass(slots=True)

@@ -26,7 +26,8 @@ from forerun.types import Source
 
 TIMED = (1, 4, 16)  # new tokens of a pass: plain decoding, a short draft, a batch
 PAST = 64  # keys behind them
-PROMPTS = (64, 256)  # new tokens of passes that a library's products may run faster, behind as many keys
+PROMPTS = (64, 256, 1024)  # new tokens of passes that a library's products may run faster, behind as many keys
+LONGEST_TIMED = 0.5  # seconds of a pass behind which none of four times the tokens is timed
 WHISPER_TIMED, WHISPER_PAST = (1, 4), 16  # windows are short
 
 
@@ -150,8 +151,11 @@ def _measure_longest_pass(model: PreTrainedModel, threads: int) -> int | None:
             break
         embeddings = torch.rand(tokens, model.config.get_text_config(decoder=True).hidden_size)
         steps = {name: partial(_stepper(body, embeddings), tokens) for name, body in bodies.items()}
-        if not _is_fastest("fused", seconds(steps, 2)):
+        times = seconds(steps, 2)
+        if not _is_fastest("fused", times):
             return isqrt(shorter * tokens)
+        if times["fused"] > LONGEST_TIMED:
+            break
     return None
 
 
