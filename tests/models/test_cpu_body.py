@@ -19,6 +19,7 @@ pytest.importorskip("numba")
 
 from forerun.config import Kernels
 from forerun.models.bodies import choose, cpu
+from forerun.models.bodies.cpu_library import LibraryBody
 from forerun.models.scorer import Scorer
 
 SHAPE = {
@@ -233,19 +234,25 @@ def test_auto_takes_the_faster_body_and_its_threads(monkeypatch: pytest.MonkeyPa
     assert not Scorer(model, use=Kernels.AUTO).is_fused
 
 
-def test_auto_leaves_long_passes_to_the_modules_where_they_measured_faster(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("family", ["llama", "bloom"])
+def test_auto_leaves_long_passes_to_others_where_they_measured_faster(
+    family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To a library's products between our layers; to the modules where those do not know the family's attention."""
     monkeypatch.setattr(choose, "measured", lambda model: {"1": 1.0, "modules": 3.0})
     monkeypatch.setattr(choose, "longest_pass", lambda model, threads: 4)
-    model, by_modules = tiny_model("llama"), []
+    model, by_others = described_model(family), []
     scorer = Scorer(model, use=Kernels.AUTO)
-    run = scorer.modules.run
-    monkeypatch.setattr(scorer.modules, "run", lambda call: by_modules.append(len(call.new)) or run(call))
+    assert isinstance(scorer.body.beyond, LibraryBody) == (family == "llama")
+    other = scorer.body.beyond or scorer.modules
+    run = other.run
+    monkeypatch.setattr(other, "run", lambda call: by_others.append(len(call.new)) or run(call))
     exact = Scorer(model, use=Kernels.OFF)
     for each in (scorer, exact):
         each.admit(0)
         each.feed([0], [TEXTS[0][:5]])
-    torch.testing.assert_close(scorer.score([0], [[3, 4, 5, 6]]), exact.score([0], [[3, 4, 5, 6]]))
-    assert by_modules == [5]
+    check(scorer.score([0], [[3, 4, 5, 6]]), exact.score([0], [[3, 4, 5, 6]]))
+    assert by_others == [5]
     assert Scorer(model, use=Kernels.ON).body.longest_pass is None
 
 
@@ -257,7 +264,7 @@ def test_the_longest_pass_lies_between_two_timed_ones(
     times: tuple[float, ...], longest: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where a pass takes long, none of four times the tokens is timed."""
-    answers = [{"fused": float(time), "modules": 2.0} for time in times]
+    answers = [{"tiles": float(time), "library": 2.0} for time in times]
     monkeypatch.setattr("forerun.kernels.cpu.measured.seconds", lambda steps, repeats: answers.pop(0))
     assert choose._measure_longest_pass(tiny_model("llama", max_position_embeddings=2048), 1) == longest
     assert not answers

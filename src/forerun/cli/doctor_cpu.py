@@ -154,7 +154,8 @@ def _of_model(name: str, model: PreTrainedModel) -> ModelKernels:
     scorer.score([0], [[1] * new])
     why = f"all layers in one call, {_count(scorer.body.num_threads, 'thread')}"
     if scorer.body.longest_pass is not None:
-        why += f"; by its modules beyond {scorer.body.longest_pass} tokens a pass, where they measured faster"
+        whose = "its modules" if scorer.body.beyond is None else "a library's products"
+        why += f"; by {whose} beyond {scorer.body.longest_pass} tokens a pass, where they measured faster"
     return ModelKernels(name, True, why, timed, 0, scorer.body.extra_bytes)
 
 

@@ -51,8 +51,8 @@ def attend_bands(
         first = max(0, past + 1 - bands.window) if bands.window else 0  # nobody sees what lies before
         # Heads lie side by side in the cache. Where that is a power of two of bytes, a head's keys get into each
         # other's way in the caches of a processor; one copy costs little beside so many queries.
-        own = (pool[slot : slot + 1, :, first : past + count].contiguous() for pool in (keys, values))
-        parts += _attend_row(query[start : start + count].transpose(0, 1)[None], *own, bands, scale)
+        k, v = (pool[slot : slot + 1, :, first : past + count].contiguous() for pool in (keys, values))
+        parts += _attend_row(query[start : start + count].transpose(0, 1)[None], k, v, bands, scale)
         start += count
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 

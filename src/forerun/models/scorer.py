@@ -369,8 +369,10 @@ class Scorer:
         try:
             places = self.cache.extend(rows, counts)
             longest = self.body.longest_pass
-            by_modules = trees is not None or (longest is not None and len(new) > longest)
-            body = body or (self.modules if by_modules else self.body)
+            if body is None and trees is None:
+                is_long = longest is not None and len(new) > longest
+                body = self.body.beyond if is_long else self.body
+            body = body or self.modules
             call = ForwardPass(new, places, self.cache, trees, sources, wants_logits, keep, wants_hidden)
             with self._on_all_ranks(call, body):
                 out = body.run(call)

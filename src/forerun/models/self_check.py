@@ -22,6 +22,7 @@ from forerun.config import self_check as settings
 from forerun.errors import ForerunWarning, UnsupportedModel, kind_and_line
 from forerun.models import proven
 from forerun.models.bodies import choose, readers
+from forerun.models.bodies.base import Body
 from forerun.models.bodies.described import DescribedBody
 from forerun.models.cross_attention import Sources
 from forerun.models.encoder import EncoderOutput
@@ -228,7 +229,21 @@ def _run(scorer: Scorer, texts: Texts) -> list[Pass]:
     past = [(*text, *block) for text, block in zip(past, blocks, strict=True)]
     ones = [block[:1] for block in blocks]
     done.append(_scored(scorer, "a step of one token a row", rows, past, ones, sources))
+    if scorer.body.beyond is not None:
+        past = [(*text, *block) for text, block in zip(past, ones, strict=True)]
+        with _as_if_long(scorer.body):
+            done.append(_scored(scorer, "a pass as long prompts have it", rows, past, blocks, sources))
     return done
+
+
+@contextmanager
+def _as_if_long(body: Body) -> Iterator[None]:
+    """Every pass is run by whoever runs long ones."""
+    longest, body.longest_pass = body.longest_pass, 0
+    try:
+        yield
+    finally:
+        body.longest_pass = longest
 
 
 def _admit(scorer: Scorer, row: int, source: int, texts: Texts) -> None:

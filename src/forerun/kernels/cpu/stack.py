@@ -45,7 +45,7 @@ LAYER = np.dtype([
 
 
 @compiled()
-def _rotate(head: Floats, angles: Floats, interleaved: bool) -> None:
+def rotate(head: Floats, angles: Floats, interleaved: bool) -> None:
     """The first dimensions of a head, in pairs, by cosines and sines [2 T] side by side."""
     turning = angles.shape[0] // 2
     half = turning // 2
@@ -111,7 +111,7 @@ def _finish_head(
         if layer.head_norms != ALL_AS_ONE:
             norm(part, layer.query_norm if is_query else layer.key_norm, part, skip)
         if layer.table >= 0:
-            _rotate(part, angles[layer.table, position], interleaved)
+            rotate(part, angles[layer.table, position], interleaved)
     if unit >= num_heads:
         is_key = unit < num_heads + num_kv_heads
         head = unit - num_heads - (0 if is_key else num_kv_heads)

@@ -46,7 +46,8 @@ class PassOutput:
 class Body(ABC):
     """One way to run a model's passes."""
 
-    longest_pass: int | None = None  # new tokens; the modules were seen to be faster with more. None: never
+    longest_pass: int | None = None  # new tokens; others were seen to be faster with more. None: never
+    beyond: Body | None = None  # who runs longer passes; None: the modules
 
     @abstractmethod
     def run(self, call: ForwardPass) -> PassOutput:

@@ -64,7 +64,17 @@ def choose_body(model: PreTrainedModel, use: Kernels) -> FusedBody | None:
         return None
     body = CpuBody(model, int(threads), use)
     body.longest_pass = longest_pass(model, int(threads))
+    if body.longest_pass is not None:
+        body.beyond = _library_body(model, use)
     return body
+
+
+def _library_body(model: PreTrainedModel, use: Kernels = Kernels.AUTO) -> FusedBody | None:
+    """Fused layers with a library's products; None where a model's are left to its modules."""
+    from forerun.kernels.cpu.threads import most_threads
+    from forerun.models.bodies import cpu_library
+
+    return None if cpu_library.why_not(model) is not None else cpu_library.LibraryBody(model, most_threads(), use)
 
 
 def choose_shard_body(model: PreTrainedModel, use: Kernels) -> FusedBody | None:
@@ -134,27 +144,28 @@ def longest_pass(model: PreTrainedModel, threads: int) -> int | None:
     from forerun.kernels.cpu.measured import remembered
 
     found: int | None = remembered(
-        f"longest pass {_signature(model)} threads {threads}", lambda: _measure_longest_pass(model, threads)
+        f"longest tiled pass {_signature(model)} threads {threads}", lambda: _measure_longest_pass(model, threads)
     )
     return found
 
 
 def _measure_longest_pass(model: PreTrainedModel, threads: int) -> int | None:
-    """Halfway, in powers of two, between a pass where the fused body was faster and one where the modules were."""
+    """Halfway, in powers of two, between a pass where tiles of ours were faster and one where a library was."""
     from forerun.kernels.cpu.measured import seconds
     from forerun.models.bodies.cpu import CpuBody
 
     family = families.inspect(model, headless=True)
-    bodies: dict[str, Body] = {"fused": CpuBody(model, threads), "modules": ModulesBody(model, family)}
+    library = _library_body(model) or ModulesBody(model, family)
+    bodies: dict[str, Body] = {"tiles": CpuBody(model, threads), "library": library}
     for shorter, tokens in pairwise((max(TIMED), *PROMPTS)):
         if family.context_length is not None and 2 * tokens > family.context_length:
             break
         embeddings = torch.rand(tokens, model.config.get_text_config(decoder=True).hidden_size)
         steps = {name: partial(_stepper(body, embeddings), tokens) for name, body in bodies.items()}
         times = seconds(steps, 2)
-        if not _is_fastest("fused", times):
+        if times["tiles"] >= times["library"]:
             return isqrt(shorter * tokens)
-        if times["fused"] > LONGEST_TIMED:
+        if times["tiles"] > LONGEST_TIMED:
             break
     return None
 

@@ -102,8 +102,7 @@ class CpuBody(DescribedBody):
     def hidden(self, call: ForwardPass) -> Tensor:
         rows, cache = call.rows, call.cache
         self._check_weights()
-        positions = np.concatenate([np.arange(p, p + c) for p, c in zip(rows.past, rows.counts, strict=True)])
-        starts = np.repeat(np.array(rows.slots, dtype=np.int64) * cache.capacity, rows.counts)
+        positions, starts = places_of(call)
         x = self._embedded(call.new, torch.from_numpy(positions))
         x = x.clone() if x is call.new else x
         self._prepare(cache, rows.longest, min(len(positions), TOKENS_AT_ONCE))
@@ -232,6 +231,13 @@ class CpuBody(DescribedBody):
         _fill_norm(self._norm, says.norm)
         sizes = says.head_size, says.value_size or says.head_size
         self._like = tuple(torch.empty(0, says.num_key_heads, size) for size in sizes)
+
+
+def places_of(call: ForwardPass) -> tuple[Ints, Ints]:
+    """Of each new token its position, and where its row begins in the cache, [N] each."""
+    rows = call.rows
+    positions = np.concatenate([np.arange(p, p + c) for p, c in zip(rows.past, rows.counts, strict=True)])
+    return positions, np.repeat(np.array(rows.slots, dtype=np.int64) * call.cache.capacity, rows.counts)
 
 
 def _aligned(count: int) -> Floats:

@@ -1,0 +1,166 @@
+"""Described decoders on the CPU with a library's products: for passes of many tokens.
+
+Tiles of ours (`bodies.cpu`) read a weight once for few tokens and add up in one order; for hundreds of tokens a
+library's products are faster. What lies between the products is compiled, as there: modules have a dozen small
+operations for it, each of which goes through all activations. Nobody needs the last layer of a prompt but for its last
+token, so what is not asked for is left out.
+"""
+
+from __future__ import annotations
+
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from forerun.cache.base import ranges
+from forerun.kernels.cpu import norms, pointwise
+from forerun.kernels.cpu.memory import Ints
+from forerun.kernels.cpu.narrow import NarrowWeight
+from forerun.kernels.cpu.threads import turn
+from forerun.math.banded_attention import Bands, attend_bands, bands
+from forerun.models.bodies import cpu, readers
+from forerun.models.bodies.base import ForwardPass
+from forerun.models.bodies.description import Attention, Decoder, DecoderLayer, Mlp
+from forerun.models.bodies.merging import Product, by_outputs
+from forerun.types import RaggedRows
+
+INNER_TOKENS = 1024  # of which an MLP's activations are in memory at once
+
+
+def why_not(model: PreTrainedModel) -> str | None:
+    """What keeps a model that `cpu.why_not` lets through from being run by this; None where nothing does."""
+    return _why_not(readers.describe(model))
+
+
+def _why_not(decoder: Decoder) -> str | None:
+    for layer in decoder.layers:
+        if not isinstance(layer.attention, Attention):
+            return "attention over latents"
+        if not isinstance(layer.mlp, Mlp) or layer.late_experts is not None:
+            return "experts"
+        if layer.attention.scale.by_distance is not None:
+            return "scores with a bias by distance"
+        if layer.attention.head_order is not None and layer.attention.query_norm is not None:
+            return "norms of heads that stand in an order of their own"
+    return None
+
+
+class LibraryBody(cpu.CpuBody):
+    """The same layers, product by product."""
+
+    def hidden(self, call: ForwardPass) -> Tensor:
+        """Where logits alone are asked for, only the positions that they follow have gone through the last layer."""
+        self._check_weights()
+        positions, starts = cpu.places_of(call)
+        x = self._embedded(call.new, torch.from_numpy(positions))
+        x = x.clone() if x is call.new else x.contiguous()
+        self._prepare(call.cache, call.rows.longest, 1)
+        wanted = _wanted(call)
+        states = _States(x, call.rows)
+        with turn(self.num_threads):
+            for index, layer in enumerate(self.decoder.layers):
+                inner, query = self._write_heads(index, layer.attention, states.x, positions, starts + positions)
+                if wanted is not None and index == len(self.decoder.layers) - 1:
+                    states, inner, query = states.of(*wanted), inner[wanted[1]], query[:, wanted[1]]
+                if len(states.x):
+                    self._finish_layer(index, layer, states, inner, query)
+        last = states.x.numpy()
+        norms.norms(last, self._norm, last)
+        if wanted is None:
+            return states.x
+        x[wanted[1]] = states.x
+        return x
+
+    def _write_heads(self, index: int, says: Any, x: Tensor, positions: Ints, addresses: Ints) -> tuple[Tensor, Tensor]:
+        """What attention reads [N, H], and queries [Hq, N, D]; keys and values are in the cache."""
+        decoder, inner = self.decoder, torch.empty_like(x)
+        pointwise.norm_rows(x.numpy(), self._layers, index, False, inner.numpy(), self.num_threads)
+        heads = _products(inner, says.qkv)
+        query = x.new_empty(decoder.num_heads, len(x), decoder.head_size)
+        pointwise.finish_rows(
+            heads.numpy(), query.numpy(), self._order(says), self._layers, index, self._angles, positions, addresses,
+            decoder.is_interleaved, decoder.num_key_heads, self.num_threads,
+        )  # fmt: skip
+        return inner, query
+
+    def _order(self, says: Attention) -> Ints:
+        count = self.decoder.num_heads + 2 * self.decoder.num_key_heads
+        return np.array(range(count) if says.head_order is None else says.head_order, dtype=np.int64)
+
+    def _finish_layer(self, index: int, layer: DecoderLayer, states: _States, inner: Tensor, query: Tensor) -> None:
+        """Attention over the cache and the MLP, added to the hidden states in place."""
+        says, x, threads = layer.attention, states.x, self.num_threads
+        assert isinstance(says, Attention) and isinstance(layer.mlp, Mlp)
+        pools = self._pools[index].by_head
+        mixed = attend_bands(query.transpose(0, 1), *pools, states.bands(says.window), says.scale)
+        delta = _products(mixed.reshape(len(x), -1), (says.out,))
+        if layer.is_parallel:  # the MLP reads x before attention is added to it
+            pointwise.norm_rows(x.numpy(), self._layers, index, True, inner.numpy(), threads)
+        pointwise.add_rows(x.numpy(), delta.numpy(), self._layers, index, False, threads)
+        if not layer.is_parallel:
+            pointwise.norm_rows(x.numpy(), self._layers, index, True, inner.numpy(), threads)
+        width = int(self._layers[index]["inner"])
+        for part, some in zip(delta.split(INNER_TOKENS), inner.split(INNER_TOKENS), strict=True):
+            pairs = _products(some, layer.mlp.first)
+            pointwise.activate_rows(pairs.numpy(), self._layers, index, threads)
+            _multiply(pairs[:, :width], layer.mlp.second, part)
+        pointwise.add_rows(x.numpy(), delta.numpy(), self._layers, index, True, threads)
+
+
+class _States:
+    """Hidden states of some tokens of rows, and what they see."""
+
+    def __init__(self, x: Tensor, rows: RaggedRows) -> None:
+        self.x, self.rows = x, rows  # [N, H]
+        self._bands: dict[int, Bands] = {}
+
+    def of(self, rows: RaggedRows, tokens: Tensor) -> _States:
+        return _States(self.x[tokens], rows)
+
+    def bands(self, window: int) -> Bands:
+        if window not in self._bands:
+            self._bands[window] = bands(self.rows, window, self.x)
+        return self._bands[window]
+
+
+def _wanted(call: ForwardPass) -> tuple[RaggedRows, Tensor] | None:
+    """The last tokens of rows, where nobody asks for what the last layer makes of others; None where somebody does."""
+    rows = call.rows
+    if call.wants_hidden or (call.wants_logits and call.keep is None):
+        return None
+    if not call.wants_logits or call.keep is None:
+        return RaggedRows((), (), ()), torch.zeros(0, dtype=torch.long)
+    ends = torch.tensor([0, *accumulate(rows.counts)])
+    tails = torch.histogram(call.keep.double(), ends.double()).hist.long().tolist()
+    starts = [end - tail for end, tail in zip(ends[1:].tolist(), tails, strict=True)]
+    if 0 in tails or not torch.equal(ranges(starts, tails), call.keep):
+        return None
+    past = tuple(past + count - tail for past, count, tail in zip(rows.past, rows.counts, tails, strict=True))
+    return RaggedRows(rows.slots, past, tuple(tails)), call.keep
+
+
+def _products(x: Tensor, products: tuple[Product, ...]) -> Tensor:
+    """Side by side, [N, sum of outputs]."""
+    widths = [by_outputs(product).shape[0] for product in products]
+    made = x.new_empty(len(x), sum(widths))
+    for product, out in zip(products, made.split(widths, dim=1), strict=True):
+        _multiply(x, product, out)
+    return made
+
+
+def _multiply(x: Tensor, product: Product, out: Tensor) -> None:
+    weight, bias = by_outputs(product), product.bias
+    if isinstance(weight, NarrowWeight):
+        if weight.multiplies_integers:
+            out.copy_(F.linear(x, weight, bias))
+            return
+        weight = weight.dense()
+    if bias is None:
+        torch.mm(x, weight.T, out=out)
+    else:
+        torch.addmm(bias, x, weight.T, out=out)

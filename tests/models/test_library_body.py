@@ -1,0 +1,111 @@
+"""Described layers with a library's products, against the model's own forward: ragged rows, and logits of few."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from support.described import NAMES, described_model
+from support.recompute import check, recomputed
+
+pytest.importorskip("numba")
+
+from forerun.config import Kernels
+from forerun.models import self_check
+from forerun.models.bodies import choose, cpu, cpu_library
+from forerun.models.bodies.cpu_library import LibraryBody
+from forerun.models.scorer import Scorer
+
+LEFT_TO_MODULES = {"bloom": "bias", "mpt": "bias", "mixtral": "experts", "gpt_oss": "experts", "deepseek_v3": "latents"}
+LENGTHS, WIDTHS = (70, 9, 40), (8, 1, 30)  # more than one block of an MLP's tokens, where those are cut
+
+
+def _scorer(model: Any) -> Scorer:
+    """All of whose passes are taken for long ones."""
+    scorer = Scorer(model, use=Kernels.ON)
+    scorer.body.longest_pass, scorer.body.beyond = 0, LibraryBody(model, 2, Kernels.ON)
+    return scorer
+
+
+def _texts(model: Any) -> list[list[int]]:
+    generator, vocab = torch.Generator().manual_seed(3), model.config.get_text_config().vocab_size
+    return [torch.randint(vocab, (n + 30,), generator=generator).tolist() for n in LENGTHS]
+
+
+def _fed(model: Any) -> tuple[Scorer, list[list[int]]]:
+    scorer, texts = _scorer(model), _texts(model)
+    for row in range(3):
+        scorer.admit(row)
+    scorer.feed(range(3), [text[:n] for text, n in zip(texts, LENGTHS, strict=True)])
+    return scorer, [text[n : n + width] for text, n, width in zip(texts, LENGTHS, WIDTHS, strict=True)]
+
+
+@pytest.mark.parametrize("family", NAMES)
+@pytest.mark.quick("gemma2", "gpt_neox", "gpt2", "olmo2", "falcon-grouped", "gpt_neo", "granite", "gpt_neox-parallel")
+def test_families(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Behind prompts of which the last layer has made keys and nothing else."""
+    monkeypatch.setattr(cpu_library, "INNER_TOKENS", 16)
+    model = described_model(family)
+    if choose.why_not(model) or cpu_library.why_not(model):
+        pytest.skip("left to the modules")
+    scorer, blocks = _fed(model)
+    made = scorer.score(range(3), blocks).split(list(WIDTHS))
+    for text, n, width, logits in zip(_texts(model), LENGTHS, WIDTHS, made, strict=True):
+        check(logits, recomputed(model, text[: n + width])[n:])
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3_text", "gptj"])
+@pytest.mark.parametrize("tails", [(1, 1, 1), (3, 1, 30), (8, 1, 2)])
+def test_few_logits_are_those_of_all(tails: tuple[int, ...], family: str) -> None:
+    scorer, blocks = _fed(described_model(family))
+    all_of_them = scorer.score(range(3), blocks).split(list(WIDTHS))
+    scorer.rewind(range(3), LENGTHS)
+    few = scorer.score(range(3), blocks, tails).split(list(tails))
+    for own, whole in zip(few, all_of_them, strict=True):
+        check(own, whole[-len(own) :])
+
+
+def test_the_last_layer_runs_for_what_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few tokens where few logits are wanted, none where none are, all where somebody listens to hidden states."""
+    counts: list[int] = []
+    finish = LibraryBody._finish_layer
+
+    def counted(self: Any, index: int, layer: Any, states: Any, *rest: Any) -> None:
+        counts.append(len(states.x))
+        finish(self, index, layer, states, *rest)
+
+    monkeypatch.setattr(LibraryBody, "_finish_layer", counted)
+    scorer, blocks = _fed(described_model("llama"))
+    layers, new = len(scorer.model.model.layers), sum(WIDTHS)
+    assert counts == [sum(LENGTHS)] * (layers - 1)
+    counts.clear()
+    scorer.score(range(3), blocks, (1, 1, 2))
+    assert counts == [new] * (layers - 1) + [4]
+    counts.clear()
+    embeddings = scorer.model.get_input_embeddings()(torch.tensor([1, 2, 3]))
+    scorer.run([0], [3], embeddings)
+    assert counts == [3] * layers
+
+
+@pytest.mark.parametrize("family", LEFT_TO_MODULES)
+def test_what_is_left_to_the_modules(family: str) -> None:
+    assert LEFT_TO_MODULES[family] in str(cpu_library.why_not(described_model(family)))
+
+
+def test_long_passes_are_tried_before_a_model_is_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
+    scorer = _scorer(described_model("gemma2"))
+    scorer.body.longest_pass = 512
+    assert self_check.tried(scorer).kind is self_check.Kind.PASSED
+    assert scorer.body.longest_pass == 512
+    hidden = LibraryBody.hidden
+    monkeypatch.setattr(LibraryBody, "hidden", lambda self, call: 1.1 * hidden(self, call).roll(1, dims=-1))
+    with pytest.raises(self_check.UnsupportedModel, match="a pass as long prompts have it"):
+        self_check.tried(scorer)
+
+
+def test_plain_layers_are_not_touched() -> None:
+    """Tiles of ours run whatever nobody has called long: their bits are the same in any batch."""
+    scorer = Scorer(described_model("llama"), use=Kernels.ON)
+    assert type(scorer.body) is cpu.CpuBody and scorer.body.beyond is None and scorer.body.longest_pass is None
