@@ -155,8 +155,8 @@ def _measure_longest_pass(model: PreTrainedModel, threads: int) -> int | None:
     from forerun.models.bodies.cpu import CpuBody
 
     family = families.inspect(model, headless=True)
-    library = _library_body(model) or ModulesBody(model, family)
-    bodies: dict[str, Body] = {"tiles": CpuBody(model, threads), "library": library}
+    library = _library_body(model)
+    bodies: dict[str, Body] = {"tiles": CpuBody(model, threads), "library": library or ModulesBody(model, family)}
     for shorter, tokens in pairwise((max(TIMED), *PROMPTS)):
         if family.context_length is not None and 2 * tokens > family.context_length:
             break
@@ -165,8 +165,9 @@ def _measure_longest_pass(model: PreTrainedModel, threads: int) -> int | None:
         times = seconds(steps, 2)
         if times["tiles"] >= times["library"]:
             return isqrt(shorter * tokens)
-        if times["tiles"] > LONGEST_TIMED:
-            break
+        if times["tiles"] > LONGEST_TIMED and tokens == PROMPTS[-2]:
+            # Not timed, and known all the same: tiles fall behind, and products of integers are the same by both.
+            return None if library is None else isqrt(tokens * PROMPTS[-1])
     return None
 
 
