@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from functools import cache
+from typing import TYPE_CHECKING
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
 INSTALL = "pip install numba"
 NO_CACHE = "no locator available"  # what Numba says where it finds no folder to keep compiled kernels in
@@ -29,9 +31,12 @@ def why_not_triton(device: torch.device) -> str | None:
     """Why the Triton kernels cannot be used on a device; None where they can."""
     if device.type not in TRITON_DEVICES:
         return f"Triton kernels need a CUDA GPU, not {device.type!r}"
-    if device.type == "cuda" and device.index not in (None, torch.cuda.current_device()):
-        current = torch.cuda.current_device()
-        return f"Triton kernels go to the current device, cuda:{current}: call torch.cuda.set_device({device.index})"
+    if device.type == "cuda" and device.index is not None:
+        from torch.cuda import current_device  # not above: the command line's help asks this package what there is
+
+        if device.index != (current := current_device()):
+            remedy = f"call torch.cuda.set_device({device.index})"
+            return f"Triton kernels go to the current device, cuda:{current}: {remedy}"
     return _why_not_triton()
 
 
