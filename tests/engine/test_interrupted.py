@@ -15,6 +15,7 @@ from engine.scripted import Spell, engine_with
 from forerun.config import SamplingParams
 from forerun.drafters import DraftModel, PromptLookup
 from forerun.engine import Engine, Request
+from forerun.engine.device import row_table
 from forerun.engine.device.row_table import RowTable
 from support.finish import finished, tokens_by_request
 from support.tiny import draft_of, plain_greedy, ragged_prompts, tiny_model
@@ -131,16 +132,22 @@ def test_an_interrupted_step_changes_no_text(kind: str) -> None:
 
 
 def test_lengths_that_an_interrupt_kept_from_the_device_are_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    send, interrupted = RowTable._send, []
+    want, engine = wanted("device"), _begun("device", 0)[0]
+    send, tables, interrupted = row_table.copy_into, list[RowTable](), list[Any]()
+    set_lengths = RowTable.set_draft_lengths
 
-    def interrupt_once(table: RowTable, place: Any, numbers: Any) -> None:
-        if place is table.asked and not interrupted:
+    def heard(table: RowTable, lengths: Any) -> None:
+        tables.append(table)
+        set_lengths(table, lengths)
+
+    def interrupt_once(place: Any, numbers: Any) -> None:
+        if any(place is table.asked for table in tables) and not interrupted:
             interrupted.append(place)
             raise Pulled
-        send(table, place, numbers)
+        send(place, numbers)
 
-    want, engine = wanted("device"), _begun("device", 0)[0]
-    monkeypatch.setattr(RowTable, "_send", interrupt_once)
+    monkeypatch.setattr(RowTable, "set_draft_lengths", heard)
+    monkeypatch.setattr(row_table, "copy_into", interrupt_once)
     with pytest.raises(Pulled):
         engine.step()
     assert interrupted and tokens_by_request(engine) == want

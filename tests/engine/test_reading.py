@@ -15,9 +15,10 @@ from engine.device_engines import engine as device_engine
 from forerun import DraftModel, PromptLookup
 from forerun.cache.paged import PagedCache
 from forerun.cache.ragged import RaggedCache
-from forerun.config import SamplingParams
+from forerun.config import Kernels, SamplingParams
 from forerun.drafters.base import Drafter
 from forerun.engine import Engine, Request
+from forerun.engine.engine import JOIN_WITH_HEAD
 from forerun.models.scorer import Scorer
 from forerun.policy.heuristics import Constant
 from support.finish import tokens_by_request
@@ -202,3 +203,19 @@ def test_a_prompt_that_joins_a_round_has_its_share_of_the_time() -> None:
     assert engine.seconds.prefill == pytest.approx(taken_in + 8 / 9) and engine.seconds.score == pytest.approx(1 / 9)
     engine.step()
     assert engine.seconds.prefill == pytest.approx(taken_in + 8 / 9), "later rounds read no prompt"
+
+
+@pytest.mark.parametrize(("family", "joins"), [("llama", True), ("bloom", False)])
+def test_a_long_prompt_joins_a_round_where_few_logits_can_be_made(family: str, joins: bool) -> None:
+    """Logits of a whole prompt would take longer than the pass that is saved, and gigabytes."""
+    model = tiny_model(family)
+    engine = Engine(Scorer(model, use=Kernels.OFF), None, Constant(0))
+    rows: list[int] = []
+    hook = model.get_output_embeddings().register_forward_hook(lambda *call: rows.append(call[2][..., 0].numel()))
+    try:
+        for length in (40, 200):
+            engine.add(request([5, 6, 7, 8] * (length // 4), length, tokens=2))
+            tokens_by_request(engine)
+    finally:
+        hook.remove()
+    assert max(rows) == (1 if joins else 40) < JOIN_WITH_HEAD

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import pytest
@@ -109,3 +110,13 @@ def test_plain_layers_are_not_touched() -> None:
     """Tiles of ours run whatever nobody has called long: their bits are the same in any batch."""
     scorer = Scorer(described_model("llama"), use=Kernels.ON)
     assert type(scorer.body) is cpu.CpuBody and scorer.body.beyond is None and scorer.body.longest_pass is None
+
+
+def test_nothing_of_the_cache_is_kept_beyond_a_pass() -> None:
+    """It gives its memory back when no row is left; nor is there room to work, which this body has no use for."""
+    scorer, _ = _fed(described_model("llama"))
+    assert isinstance(scorer.body.beyond, LibraryBody)
+    layer = weakref.ref(scorer.cache.layers[0].keys)
+    scorer.reset()
+    scorer.cache.clear()
+    assert layer() is None and not len(scorer.body.beyond._scratch)

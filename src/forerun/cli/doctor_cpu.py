@@ -156,7 +156,8 @@ def _of_model(name: str, model: PreTrainedModel) -> ModelKernels:
     if scorer.body.longest_pass is not None:
         whose = "its modules" if scorer.body.beyond is None else "a library's products"
         why += f"; by {whose} beyond {scorer.body.longest_pass} tokens a pass, where they measured faster"
-    return ModelKernels(name, True, why, timed, 0, scorer.body.extra_bytes)
+    bodies = [body for body in (scorer.body, scorer.body.beyond) if isinstance(body, CpuBody)]
+    return ModelKernels(name, True, why, timed, 0, sum(body.extra_bytes for body in bodies))
 
 
 def lines(cpu: CpuKernels) -> list[tuple[str, str]]:

@@ -61,6 +61,8 @@ from forerun.types import BatchView, Origin, RoundOutcome, Rule, Source
 # Tokens of prompts that a step encodes beside rows that decode: as long as some rounds take.
 PROMPT_TOKENS = {"cuda": 512, "cpu": 128}
 JOIN_TOKENS = 2048  # of prompts that a round takes along whole where rounds are not recorded: a pass less for each
+# The same where the head then runs on all of them: the work, and the memory for the logits, outweigh the pass.
+JOIN_WITH_HEAD = 128
 # What a warm-up counts with where neither model nor caller says; and the longest draft, where the policy's is fixed.
 MOST_CONTEXT, USUAL_DRAFT, LONGEST_DRAFT = 8192, 8, 128
 # Before the end of a round on the device: when the next is sent off where requests may come meanwhile, and how long the
@@ -872,7 +874,7 @@ class Engine:
             if room > 0 and self.target.length(row.number) == 0:  # others may have read its beginning meanwhile
                 self.target.begin(row.number, row.history[:-1])
             unread = row.history[self.target.length(row.number) :]
-            if copies[text] == 1 and len(unread) <= min(join, room) and self._may_join(row):
+            if copies[text] == 1 and len(unread) <= min(join, room) and self._may_join(row, len(unread)):
                 join -= len(unread)
                 room -= len(unread)
                 self._prompt_room -= len(unread)
@@ -900,8 +902,10 @@ class Engine:
         """
         return self.target.length(row.number) == 0 or not (self.target.cache.reads_in_place or self.target.observers)
 
-    def _may_join(self, row: Row) -> bool:
+    def _may_join(self, row: Row, unread: int) -> bool:
         """Not where drafts begin once a prompt was read: its neighbours would decide when, and so what is drawn."""
+        if unread > JOIN_WITH_HEAD and not (self.target.is_fused or self.target.modules.picks_logits):
+            return False
         return not self.target.observers or row.request.params.is_greedy
 
     def _expire(self) -> None:

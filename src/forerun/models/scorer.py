@@ -34,9 +34,7 @@ from forerun.models.sharded import Counterparts, PassCall, ranks_of
 from forerun.types import Source
 
 # Tokens of one prompt pass, all rows together: long enough to keep a processor busy, short enough to bound its memory.
-# What follows keys that are there already needs a mask, under which torch's attention on a CPU computes everything: a
-# prompt of 2000 took a twentieth longer in passes of 1024. On a GPU fewer than 4096 leave the device waiting for the
-# host.
+# On a GPU fewer than 4096 leave the device waiting for the host.
 PREFILL_TOKENS = 2048
 PREFILL_TOKENS_GPU = 4096
 Unread = tuple[int, list[int]]  # a row, and tokens that it has not taken in

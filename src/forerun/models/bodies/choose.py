@@ -142,9 +142,11 @@ def _measure(model: PreTrainedModel, most: int) -> dict[str, float]:
 def longest_pass(model: PreTrainedModel, threads: int) -> int | None:
     """New tokens of the longest pass that is the fused body's under `auto`; None: of any. Timed once a machine."""
     from forerun.kernels.cpu.measured import remembered
+    from forerun.kernels.cpu.threads import most_threads
 
     found: int | None = remembered(
-        f"longest tiled pass {_signature(model)} threads {threads}", lambda: _measure_longest_pass(model, threads)
+        f"longest tiled pass {_signature(model)} threads {threads} of {most_threads()}",
+        lambda: _measure_longest_pass(model, threads),
     )
     return found
 

@@ -201,6 +201,8 @@ class CpuBody(DescribedBody):
         if says.tables and longest > self._angles.shape[1]:
             count = -(-longest // GRAIN) * GRAIN
             self._angles = np.ascontiguousarray(np.stack([table(count).numpy() for table in says.tables]))
+        if not tokens:  # of whoever has room of its own
+            return
         need = stack.scratch_size(
             tokens, says.norm.weight.shape[-1], says.num_heads, says.num_key_heads, says.head_size,
             int(self._layers["inner"].max()), longest, self.num_threads,

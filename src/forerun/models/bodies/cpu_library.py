@@ -59,7 +59,7 @@ class LibraryBody(cpu.CpuBody):
         positions, starts = cpu.places_of(call)
         x = self._embedded(call.new, torch.from_numpy(positions))
         x = x.clone() if x is call.new else x.contiguous()
-        self._prepare(call.cache, call.rows.longest, 1)
+        self._prepare(call.cache, call.rows.longest, 0)
         wanted = _wanted(call)
         states = _States(x, call.rows)
         with turn(self.num_threads):
@@ -69,6 +69,7 @@ class LibraryBody(cpu.CpuBody):
                     states, inner, query = states.of(*wanted), inner[wanted[1]], query[:, wanted[1]]
                 if len(states.x):
                     self._finish_layer(index, layer, states, inner, query)
+        self._pools = []  # the cache's: it may give them back before the next long pass
         last = states.x.numpy()
         norms.norms(last, self._norm, last)
         if wanted is None:

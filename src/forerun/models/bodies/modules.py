@@ -98,6 +98,11 @@ class ModulesBody(Body):
             return False
         return max(rows.past) + max(rows.counts) > limit
 
+    @property
+    def picks_logits(self) -> bool:
+        """Whether the head runs on the positions that are asked for alone."""
+        return self._picks_logits and self.family.layout is Layout.PACKED
+
     def _pass(self, call: ForwardPass) -> PassOutput:
         model, new = self.model, call.new
         states = RaggedStates(call.cache, call.rows, self.family, self.form, new.device, self.kernels, call.trees)
