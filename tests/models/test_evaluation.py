@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +15,7 @@ from transformers import PreTrainedModel
 
 import forerun
 from forerun import DraftModel, EarlyExit, FeatureHead, SpeculativeDecoder
+from forerun.models import evaluation
 from forerun.models.evaluation import Evaluation
 from support.heads import head_of
 from support.tiny import tiny_model
@@ -124,8 +126,58 @@ def test_modules_that_models_share_wait_for_the_last() -> None:
 
 def test_an_evaluation_that_nobody_holds_ends() -> None:
     model = nn.Linear(2, 2)
-    evaluation = Evaluation((model,))
+    unheld = Evaluation((model,))
     assert not model.training
-    del evaluation
+    del unheld
     gc.collect()
+    assert model.training
+
+
+class CollectedBetween(weakref.WeakKeyDictionary[nn.Module, int]):
+    """The collector may run at any call: here it does so whenever a count was read, before the new one is written."""
+
+    def get(self, key: nn.Module, default: Any = None) -> Any:
+        count = super().get(key, default)
+        gc.collect()
+        return count
+
+    def __getitem__(self, key: nn.Module) -> int:
+        count = super().__getitem__(key)
+        gc.collect()
+        return count
+
+
+class Cycle:
+    """Nobody holds it but itself, until the collector comes."""
+
+    def __init__(self, held: Evaluation) -> None:
+        self.held, self.itself = held, self
+
+
+@pytest.mark.parametrize("between", ["taken", "given back"])
+def test_what_the_collector_ends_while_another_counts_is_counted(between: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = nn.Linear(2, 2)
+    with monkeypatch.context() as patch:
+        counts = CollectedBetween()
+        patch.setattr(evaluation, "_evaluations", counts)
+        if between == "taken":
+            Cycle(Evaluation((model,)))
+            held = Evaluation((model,))
+        else:
+            held = Evaluation((model,))
+            dropped = Cycle(Evaluation((model,)))
+            del dropped
+        assert not model.training
+        held.end()
+        assert model.training and not counts
+
+
+def test_models_that_cannot_be_taken_hold_up_nobody_else() -> None:
+    model = nn.Linear(2, 2)
+    with pytest.raises(AttributeError):
+        Evaluation((model, None))  # type: ignore[arg-type]
+    gc.collect()
+    assert model.training
+    with Evaluation((model,)):
+        assert not model.training
     assert model.training

@@ -15,6 +15,8 @@ from torch import nn
 
 _guard = RLock()  # of what follows; an evaluation that nobody holds any more may end while another begins
 _evaluations: weakref.WeakKeyDictionary[nn.Module, int] = weakref.WeakKeyDictionary()  # of modules in training
+_counting: list[object] = []  # by whom counts are being changed: one that was read may be about to be written
+_late: list[list[nn.Module]] = []  # given back meanwhile, by the collector: it may run in the thread that counts
 
 
 class Evaluation:
@@ -39,18 +41,35 @@ class Evaluation:
 
 def _take(models: Iterable[nn.Module], held: list[nn.Module]) -> None:
     with _guard:
-        for model in models:
-            for module in model.modules():
-                if module.training or (_evaluations and module in _evaluations):
-                    held.append(module)
-                    _evaluations[module] = _evaluations.get(module, 0) + 1
-                    module.training = False
+        _counting.append(held)
+        try:
+            for model in models:
+                for module in model.modules():
+                    if module.training or (_evaluations and module in _evaluations):
+                        held.append(module)
+                        _evaluations[module] = _evaluations.get(module, 0) + 1
+                        module.training = False
+        finally:
+            _counting.pop()
+            _settle()
 
 
 def _give_back(held: list[nn.Module]) -> None:
     with _guard:
-        for module in held:
-            _evaluations[module] -= 1
-            if not _evaluations[module]:
-                del _evaluations[module]
-                module.training = True
+        _late.append(held)
+        _settle()
+
+
+def _settle() -> None:
+    """Give back what waits, unless somebody counts, who does it afterwards."""
+    while _late and not _counting:  # asked again after counting: more may have come at the very end of it
+        _counting.append(_late)
+        try:
+            while _late:
+                for module in _late.pop():
+                    _evaluations[module] -= 1
+                    if not _evaluations[module]:
+                        del _evaluations[module]
+                        module.training = True
+        finally:
+            _counting.pop()
