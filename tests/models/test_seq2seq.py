@@ -218,6 +218,51 @@ def test_a_source_that_fails_takes_no_other_along() -> None:
     check(made.score([1], [[2]]), recomputed(tiny_model("bart"), "bart", sources[1], [2]))
 
 
+UNREAD_BY_DRAFT = {  # a draft's own encoder has fewer positions, or fewer ids
+    "positions": ("bart", {"max_position_embeddings": 256}, {"max_position_embeddings": 64}, (5,) * 100),
+    "ids": ("t5", {}, {"vocab_size": 60}, (80,) * 10),
+}
+
+
+@pytest.mark.parametrize("lacks", UNREAD_BY_DRAFT)
+def test_a_source_that_only_the_draft_cannot_read_changes_no_other_row(lacks: str) -> None:
+    family, options, fewer, unread = UNREAD_BY_DRAFT[lacks]
+    target, draft = tiny_model(family, 0, **options), tiny_model(family, 1, **fewer)
+    text = tuple(range(10, 20))
+
+    def decoded(*sources: tuple[int, ...]) -> list[list[int]]:
+        width = max(map(len, sources))
+        ids = torch.tensor([[*ids, *[1] * (width - len(ids))] for ids in sources])
+        mask = torch.tensor([[1] * len(ids) + [0] * (width - len(ids)) for ids in sources])
+        decoder = SpeculativeDecoder(target, DraftModel(draft), policy=3, kernels="off")
+        out = decoder.generate(ids, attention_mask=mask, max_new_tokens=16, temperature=1.0, seed=1)
+        assert decoder.engine.first_fault is None
+        return [list(row) for row in out.new_tokens]
+
+    alone = decoded(text)
+    with pytest.warns(ForerunWarning, match="guesses without it"):
+        beside = decoded(text, unread)
+    assert beside[0] == alone[0] == decoded(text, text[::-1])[0]
+    assert len(beside[1]) == 16
+
+
+def test_a_draft_guesses_from_nothing_where_its_encoder_cannot_read() -> None:
+    """Also encoder states of another width than its own, which come from the target; ids out of range are never run."""
+    draft, sources = Seq2SeqScorer(tiny_model("t5"), is_draft=True), rows_of("t5")
+    ran: list[Source] = []
+    run = draft.encoder._run
+    draft.encoder._run = lambda some: ran.extend(some) or run(some)  # type: ignore[method-assign, func-returns-value]
+    for row, source in enumerate((Source(ids=(1, 97)), source_of(sources[0]), Source(states=torch.zeros(3, 31)))):
+        draft.admit(row)
+        draft.read(row, source)
+    with pytest.warns(ForerunWarning, match="vocabulary of 97; it guesses without it"):
+        logits = draft.score(range(3), [[2]] * 3)
+    assert ran == [source_of(sources[0])]
+    assert "vocabulary of 97" in (draft.why_unread(0) or "") and "[length, 32]" in (draft.why_unread(2) or "")
+    assert torch.isfinite(logits).all() and draft.why_unread(1) is None
+    check(logits[1:2], recomputed(tiny_model("t5"), "t5", sources[0], [2]))
+
+
 def test_sources_are_encoded_in_batches_of_bounded_size(monkeypatch: MonkeyPatch) -> None:
     from forerun.models import encoder
 

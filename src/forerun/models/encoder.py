@@ -81,10 +81,17 @@ class Encoder:
     @torch.inference_mode()
     def run(self, sources: Sequence[Source]) -> tuple[list[Tensor], dict[Source, str]]:
         """States [S, H] of each source, and why some cannot be read: those have one state of zeros."""
-        known = ((i, self._states(source)) for i, source in enumerate(sources))
-        made = {i: states.to(self.device, self.dtype) for i, states in known if states is not None}
-        rest = [i for i in range(len(sources)) if i not in made]
+        made: dict[int, Tensor] = {}
         unread: dict[Source, str] = {}
+        for i, source in enumerate(sources):
+            try:
+                self.check(source)  # a draft's were not before; ids out of range end a GPU's work for good
+            except InvalidArgument as error:
+                unread[source], made[i] = str(error), self._nothing()
+            else:
+                if (states := self._states(source)) is not None:
+                    made[i] = states.to(self.device, self.dtype)
+        rest = [i for i in range(len(sources)) if i not in made]
         for batch in _batches(rest, [_size(source) for source in sources]):
             made |= zip(batch, self._run_some([sources[i] for i in batch], unread), strict=True)
         return [made[i] for i in range(len(sources))], unread
@@ -97,7 +104,11 @@ class Encoder:
             if len(sources) > 1:
                 return [states for source in sources for states in self._run_some([source], unread)]
             unread[sources[0]] = str(error)
-            return [torch.zeros(1, self.width, device=self.device, dtype=self.dtype)]
+            return [self._nothing()]
+
+    def _nothing(self) -> Tensor:
+        """States of a source that cannot be read."""
+        return torch.zeros(1, self.width, device=self.device, dtype=self.dtype)
 
     def _states(self, source: Source) -> Tensor | None:
         """What needs no encoding."""

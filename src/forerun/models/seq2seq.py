@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -11,7 +12,7 @@ from transformers import PreTrainedModel
 from forerun.arguments import refuse
 from forerun.cache.base import KeyValueCache
 from forerun.config import Kernels
-from forerun.errors import InvalidArgument
+from forerun.errors import ForerunWarning, InvalidArgument
 from forerun.math.attention import Form
 from forerun.models import families
 from forerun.models.bodies.base import Trees
@@ -29,6 +30,8 @@ class Seq2SeqScorer(Scorer):
     """Rows of tokens behind an encoder-decoder model: `admit` a row, let it `read` its source, then score as ever.
 
     The encoder runs once for all sources that were read since the last pass, and once for rows that read the same.
+    A source that the encoder cannot read is refused, but not by a draft: that guesses for the row from one state of
+    zeros, because a refusal would cost its neighbours' drafts too: their tokens would depend on who is beside them.
     `borrowed` are encoder states of another scorer, for a draft that shares its target's encoder; one that works
     `beside` another shares its sources altogether, for a draft that is made of its target's own layers.
     """
@@ -47,7 +50,7 @@ class Seq2SeqScorer(Scorer):
         beside: Seq2SeqScorer | None = None,
         cache_tokens: int | None = None,
     ) -> None:
-        self._is_draft = is_draft
+        self._is_draft, self._has_warned = is_draft, False
         self.sources: Sources = Sources() if beside is None else beside.sources
         self._borrowed, self._beside = borrowed, beside
         self.directory = SourceTable()
@@ -84,7 +87,8 @@ class Seq2SeqScorer(Scorer):
             self.encoder.check(source)
 
     def read(self, row: int, source: Source) -> None:
-        self.check_source(source)
+        if not self._is_draft:
+            self.check_source(source)
         self.sources.read(row, source)
 
     def remember(self, row: int, tokens: Sequence[int]) -> None:
@@ -109,6 +113,12 @@ class Seq2SeqScorer(Scorer):
         self.sources.unread |= unread
         if self.keeps_states:
             self._states.update(zip(waiting, states, strict=True))
+        if unread and self._is_draft and not self._has_warned:
+            self._has_warned = True
+            what = f"a draft's encoder cannot read a source: {next(iter(unread.values()))}"
+            warnings.warn(
+                f"{what}; it guesses without it there, and few guesses will be kept", ForerunWarning, stacklevel=2
+            )
 
     def why_unread(self, row: int) -> str | None:
         """Why the encoder cannot read a row's source, once it was tried; None where it can."""
@@ -164,7 +174,8 @@ class Seq2SeqScorer(Scorer):
 
     def _sources(self, rows: Sequence[int]) -> SourcesRead:
         self.encode()  # the encoder attends as it always does, so before the pass begins
-        if (reason := next(filter(None, map(self.why_unread, rows)), None)) is not None:
+        reason = None if self._is_draft else next(filter(None, map(self.why_unread, rows)), None)
+        if reason is not None:
             raise InvalidArgument(reason)
         return self.sources.read_by(rows)
 
