@@ -341,7 +341,8 @@ def head_of_a_cluster(folder: Path, dashboard: int) -> Iterator[None]:
 def test_a_config_file_is_deployed_and_deployed_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH", MIDDLEWARES)
     monkeypatch.setenv("FORERUN_KERNELS", "off")
-    monkeypatch.setenv("RAY_AUTH_TOKEN", "of this test alone")  # as the command sets one for a cluster of its own
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")  # as the command has it for a cluster of its own
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "0123456789abcdef" * 4)
     dashboard, address = free_port("127.0.0.1"), AddressSettings(port=free_port("127.0.0.1"))
     config = yaml.safe_load((DEPLOY / "serve.yaml").read_text(encoding="utf-8"))
     config["http_options"] = {"host": address.host, "port": address.port}
