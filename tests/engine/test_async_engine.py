@@ -384,7 +384,9 @@ def test_a_source_that_cannot_be_read_costs_nobody_else_anything(drafter: str, f
         engine = Engine(Seq2SeqScorer(model), None, Constant(0))
         engine.add(request)
         wanted.append(finished(engine)[0].tokens)
-    with AsyncEngine(Engine(Seq2SeqScorer(model), GUESSERS[drafter](model), Constant(2), strict=True)) as serving:
+    target = Seq2SeqScorer(model)
+    target.encoder.most_tokens = None  # as if the table of positions were not known
+    with AsyncEngine(Engine(target, GUESSERS[drafter](model), Constant(2), strict=True)) as serving:
         early = [serving.submit(request) for request in good[:2]]
         bad = serving.submit(read_by(source_of(odd)))
         assert [stream.result(60).tokens for stream in (*early, serving.submit(good[2]))] == wanted
@@ -400,5 +402,10 @@ def test_a_source_that_cannot_be_read_costs_nobody_else_anything(drafter: str, f
 
 def test_a_call_whose_source_cannot_be_read_is_refused() -> None:
     decoder = SpeculativeDecoder(tiny_model("bart"), None)
+    with pytest.raises(InvalidArgument, match=r"2000 tokens, this model's encoder .* positions: shorten it"):
+        decoder.generate(torch.full((1, 2000), 5), max_new_tokens=3)
+    scorer = decoder.engine.target
+    assert isinstance(scorer, Seq2SeqScorer)
+    scorer.encoder.most_tokens = None  # as if the table of positions were not known
     with pytest.raises(InvalidArgument, match="cannot read input_ids"):
         decoder.generate(torch.full((1, 2000), 5), max_new_tokens=3)

@@ -199,8 +199,9 @@ def test_a_failed_encoder_leaves_its_rows_releasable(monkeypatch: MonkeyPatch) -
 
 
 def test_a_source_that_fails_takes_no_other_along() -> None:
-    """Longer than the encoder's table of positions: known only when it is tried."""
+    """Longer than the encoder's table of positions, as if that were known only when it is tried."""
     made, sources = Seq2SeqScorer(tiny_model("bart")), rows_of("bart")
+    made.encoder.most_tokens = None
     for row in range(3):
         made.admit(row)
         made.read(row, TOO_LONG if row == 1 else source_of(sources[row]))
@@ -216,6 +217,20 @@ def test_a_source_that_fails_takes_no_other_along() -> None:
     made.admit(1)
     made.read(1, source_of(sources[1]))
     check(made.score([1], [[2]]), recomputed(tiny_model("bart"), "bart", sources[1], [2]))
+
+
+@pytest.mark.parametrize("family", ("bart", "marian", "pegasus", "blenderbot", "mbart"))
+def test_no_source_is_longer_than_the_table_of_positions(family: str) -> None:
+    """On a GPU an index past its end is no error that anybody could catch."""
+    made = Seq2SeqScorer(tiny_model(family))
+    most = made.encoder.most_tokens
+    assert most == made.model.config.max_position_embeddings
+    made.encoder.run([Source(ids=(5,) * most)])
+    with pytest.raises(
+        InvalidArgument, match=f"the source has {most + 1} tokens, this model's encoder {most} positions"
+    ):
+        made.encoder.check(Source(ids=(5,) * (most + 1)))
+    assert Seq2SeqScorer(tiny_model("t5")).encoder.most_tokens is None
 
 
 UNREAD_BY_DRAFT = {  # a draft's own encoder has fewer positions, or fewer ids

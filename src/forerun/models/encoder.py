@@ -8,7 +8,7 @@ from inspect import signature
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput
 
@@ -51,6 +51,11 @@ class Encoder:
         self.num_ids = None if weight is None else int(weight.shape[0])  # that it can read, where that is known
         # Whisper's windows are of one length; other encoders of features take any.
         is_whisper = config.model_type == "whisper"
+        places = getattr(self.module, "embed_positions", None)
+        # Tokens that there are places for in a table of them; past its end a GPU's work would end for good.
+        self.most_tokens: int | None = None
+        if isinstance(places, nn.Embedding):
+            self.most_tokens = places.num_embeddings - getattr(places, "offset", 0)
         self._window = (config.num_mel_bins, 2 * config.max_source_positions) if is_whisper else None
 
     @property
@@ -70,6 +75,9 @@ class Encoder:
         elif self.num_ids is not None and not 0 <= min(source.ids) <= max(source.ids) < self.num_ids:
             bad = next(token for token in source.ids if not 0 <= token < self.num_ids)
             raise InvalidArgument(f"source token {bad} is outside the encoder's vocabulary of {self.num_ids}")
+        elif self.reads_text and self.most_tokens is not None and len(source.ids) > self.most_tokens:
+            long = f"the source has {len(source.ids)} tokens"
+            raise InvalidArgument(f"{long}, this model's encoder {self.most_tokens} positions: shorten it")
         elif not self.reads_text and source.features is None:
             raise InvalidArgument(f"this model's encoder reads {self.name}: give Source(features=...)")
         elif source.features is not None and self._window not in (None, tuple(source.features.shape)):
