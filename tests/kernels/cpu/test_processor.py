@@ -69,7 +69,8 @@ print(torch.equal(multiply(y, blocks), linear(y, blocks.dense(), None, 1)))
 @pytest.mark.slow  # the tests above see the choice; this one compiles anew for a processor without extensions
 @pytest.mark.parametrize("setting", ["NUMBA_CPU_NAME=generic", "NUMBA_ENABLE_AVX=0"])
 def test_a_program_for_an_older_processor_runs(setting: str) -> None:
-    environment = {**os.environ, **dict([setting.split("=")])}
+    path = os.pathsep.join(filter(None, sys.path))  # the tests' own folder is found by pytest alone
+    environment = {**os.environ, "PYTHONPATH": path, **dict([setting.split("=")])}
     command = [sys.executable, "-c", PROGRAM]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout.split()) == (0, ["True", "True"]), done.stderr
