@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from functools import lru_cache
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ import torch
 
 import forerun
 from engine.scripted import VOCAB, answer
+from forerun.engine import draft_check
 from forerun.errors import ForerunWarning, InvalidArgument
 from forerun.math.laws import PointMass, SparseLaw
 from forerun.math.verify import residual
@@ -204,3 +206,11 @@ def test_strict_decoders_raise_and_stay_usable() -> None:
     )
     with pytest.raises(InvalidArgument, match="whole numbers"):
         decoder.generate(torch.tensor(PROMPTS), max_new_tokens=4)
+
+
+def test_a_draft_is_laid_side_by_side() -> None:
+    """References read any layout, kernels of a GPU only this one."""
+    context: Any = SimpleNamespace(device=torch.device("cpu"))
+    turned = torch.arange(6).view(2, 3).T
+    whole = draft_check._whole(turned, "tokens", 2, context)
+    assert whole.is_contiguous() and torch.equal(whole, turned)
