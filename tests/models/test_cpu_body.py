@@ -18,6 +18,7 @@ from support.tiny import tiny_model
 pytest.importorskip("numba")
 
 from forerun.config import Kernels
+from forerun.kernels.cpu import measured
 from forerun.models.bodies import choose, cpu
 from forerun.models.bodies.cpu_library import LibraryBody
 from forerun.models.scorer import Scorer
@@ -270,6 +271,25 @@ def test_the_longest_pass_lies_between_two_timed_ones(
     assert not answers
 
 
-def test_real_timing_names_every_candidate() -> None:
+def test_real_timing_names_every_candidate(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("forerun.kernels.cpu.measured.disturbances", lambda: 0)  # whatever else runs here
     found = choose._measure(tiny_model("llama"), 2)
     assert set(found) == {"1", "2", "modules"} and min(found.values()) > 0
+
+
+@pytest.mark.parametrize(
+    ("disturbed", "best"), [(0, {"1": 3.0, "2": 9.0, "modules": 6.0}), (1, {"2": 3.0, "modules": 6.0})]
+)
+def test_a_busy_moment_does_not_choose_one_thread(
+    disturbed: int, best: dict[str, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server would decode with one thread for as long as it lives, because its other process was starting as well."""
+
+    def seconds(steps: dict[str, Any], repeats: int) -> dict[str, float]:
+        measured._disturbed.number += disturbed
+        return {name: {"1": 1.0, "2": 3.0, "modules": 2.0}[name] for name in steps}
+
+    monkeypatch.setattr(measured, "seconds", seconds)
+    monkeypatch.setattr(measured._disturbed, "number", 0)
+    monkeypatch.setattr(choose, "TIMED", (1, 4, 8))
+    assert choose._measure(tiny_model("llama"), 2) == best

@@ -30,8 +30,13 @@ def remembered(key: str, measure: Callable[[], Any]) -> Any:
     Products of several threads wait for each other: where another program has the cores, timings are a scheduler's
     turns and say nothing. An answer from such a moment is not kept on disk.
     """
-    before = _disturbed.number
-    return _answers.get(key, measure, lambda: _disturbed.number == before)
+    before = disturbances()
+    return _answers.get(key, measure, lambda: disturbances() == before)
+
+
+def disturbances() -> int:
+    """Measurements of this process so far in which some candidate was never timed without a disturbance."""
+    return _disturbed.number
 
 
 def seconds(candidates: Mapping[str, Callable[[], object]], repeats: int = 4) -> dict[str, float]:
@@ -62,7 +67,7 @@ def _fewest(times: Mapping[str, list[float]]) -> int:
 
 
 class _Disturbed:
-    number = 0  # of measurements in which some candidate was never timed without a disturbance
+    number = 0
 
 
 _disturbed = _Disturbed()
