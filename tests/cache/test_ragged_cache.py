@@ -256,3 +256,35 @@ def test_ranges_one_after_the_other(counts: tuple[int, ...]) -> None:
     made = ranges(starts, counts)
     assert made.tolist() == [start + i for start, count in zip(starts, counts, strict=True) for i in range(count)]
     assert not len(made) or made.dtype is torch.int64
+
+
+def test_dummies_have_the_same_slot_in_all_caches_of_the_same_rows() -> None:
+    """One whose memory has grown further (the features a head heard before it ran first) has more slots."""
+    grown, bare = RaggedCache(), RaggedCache()
+    for cache in (grown, bare):
+        for row in range(4):
+            cache.admit(row)
+        cache.extend(range(4), [1] * 4)
+        if cache is grown:
+            cache.layer(0, torch.zeros(1, 1, 2), torch.zeros(1, 1, 2))
+        cache.admit(4)
+        cache.release(1)
+        cache.release(3)
+    assert grown.num_slots > bare.num_slots, "control"
+    dummy = grown.reserve_slots(True)
+    assert dummy == bare.reserve_slots(True) < bare.num_slots
+    assert dummy not in {grown.slot(row) for row in grown.rows}
+
+
+def test_the_slot_of_dummies_stays_within_memory_that_is_divided_anew() -> None:
+    """Under a budget fewer slots may come of it where rows grow; another table than the one with dummies may ask."""
+    cache = RaggedCache(384)
+    for row in range(5):
+        cache.admit(row)
+    cache.extend(range(5), [40] * 5)
+    for row in (1, 2, 3):
+        cache.release(row)
+    slots, dummy = cache.num_slots, cache.reserve_slots(True)
+    cache.reserve_slots(False)
+    cache.reserve([0, 4], [150, 150])
+    assert 2 <= dummy < cache.num_slots < slots

@@ -13,6 +13,7 @@ from forerun.config import SamplingParams
 from forerun.drafters.features import Features
 from forerun.engine import Engine
 from forerun.engine.device.choose import describe
+from forerun.policy import Constant
 from forerun.types import Rule
 from support.tiny import plain_greedy, tiny_model
 
@@ -99,6 +100,26 @@ def test_rows_that_end_and_begin(drafter: str) -> None:
             made.step()
         got |= finish(made)
         return got
+
+    assert found(True) == found(False)
+
+
+@pytest.mark.parametrize("drafter", ["feature", "parallel", "tree of feature"])
+def test_a_head_that_has_heard_more_rows_than_it_has_drafted_for(drafter: str) -> None:
+    """Its features' memory has grown before its own was first used; entries without a row write to both alike."""
+
+    def found(on_device: bool) -> Texts:
+        policy, asked = Constant(0), requests(8, GREEDY, new=6)
+        made = engine(on_device, drafter=drafter, policy=policy)
+        for request in asked[:6]:
+            made.add(request)
+        made.step()
+        for request in asked[6:]:
+            made.add(request)
+        for _ in range(9):  # after which three of eight have ended: the others' table has entries without a row
+            made.step()
+        policy.n = 2
+        return finish(made)
 
     assert found(True) == found(False)
 

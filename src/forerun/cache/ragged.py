@@ -92,13 +92,16 @@ class RaggedCache(KeyValueCache):
         self._written[row] = max(self._written[row], length)
 
     def reserve_slots(self, with_dummy: bool, longest: int = 0, final: int = 0) -> int:
-        """Whoever holds addresses has to look them up again where this needs more memory."""
-        self._num_dummies = int(with_dummy)
-        needed = len(self._slot) + with_dummy
+        """Behind those of rows, so that it is the same in all caches of the same rows, however much memory each has.
+
+        Whoever holds addresses has to look them up again where this needs more memory.
+        """
+        self._num_dummies = max(self._num_dummies, int(with_dummy))  # another table may still name it
+        needed = len(self._slot) + self._num_dummies
         capacity = max(self.capacity, min(final, longest + AHEAD))
         if needed > self.num_slots or capacity > self.capacity:
             self._resize(needed, self.capacity, needed, capacity)
-        return self.num_slots - 1
+        return len(self._slot)
 
     def reserve(self, rows: Sequence[int], ends: Sequence[int], final: int = 0) -> None:
         self._grow(max(ends), min(final, max(ends) + AHEAD))
