@@ -93,7 +93,7 @@ class Servers:
     def warm_up(self) -> None:
         for server, url in self.urls.items():
             level = Level(Load(concurrency=max(self.settings.streams)), None, [])
-            # Eight tokens: two may complete a character that the prompt's random ids began, and have no text of their own.
+            # Eight tokens: two may complete a character that the prompt's random ids began, and have no text.
             asyncio.run(_run(ApiClient(url), self.bodies, level, len_of(level), {"max_tokens": 8}))
             if failed := [sample.error for sample in level.samples if sample.error is not None]:
                 raise InvalidArgument(f"{server}: {failed[0]}")
