@@ -54,6 +54,7 @@ class RecordedWorld(World):
         while self._air:
             outcome = self._air.pop(0)
             policy.observe(outcome)
+            policy.forget(tuple(row for row, ended in zip(outcome.rows, outcome.ended, strict=True) if ended))
             for row, accepted, ended in zip(outcome.rows, outcome.accepted, outcome.ended, strict=True):
                 known[row] -= accepted + 1
                 if ended:

@@ -168,6 +168,7 @@ class Replay:
             ),
         )  # fmt: skip
         policy.observe(outcome)
+        policy.forget(tuple(row for row, ended in zip(rows, outcome.ended, strict=True) if ended))
         for row, n in zip(each, kept, strict=True):
             row.place += n + 1
 

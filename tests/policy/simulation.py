@@ -102,6 +102,7 @@ class World:
             left[i] -= a + 1
             if done:
                 del left[i]
+        policy.forget(tuple(i for i, done in zip(ids, ended, strict=True) if done))
 
     def view(self, ids: tuple[int, ...], left: dict[int, int]) -> BatchView:
         unread = tuple(self.unread.setdefault(i, self.prompt) for i in ids)

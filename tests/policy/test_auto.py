@@ -247,6 +247,23 @@ def test_finished_and_aborted_requests_are_forgotten() -> None:
     assert policy._acceptance.requests == 0 and not policy._drafting
 
 
+@pytest.mark.parametrize("rows", [1, 8])
+def test_drafts_that_could_be_cut_before_are_priced_whole_once_they_cannot(rows: int) -> None:
+    """An n-gram table drafts deterministically for greedy rows and draws for sampled ones, behind one policy."""
+
+    def rate(policy: Policy, *judged: bool) -> float:
+        worlds = [World(machine=CPU, alpha=always(0.2), judged=each, seed=3) for each in judged]
+        for world in worlds:
+            for _ in range(2):
+                world.generate(policy, [128] * rows)
+        return worlds[-1].rate
+
+    plain = rate(Constant(0), False)
+    assert rate(CostModel(), False) > 0.95 * plain
+    assert rate(CostModel(), True, False) > 0.95 * plain, "all that was asked for was verified"
+    assert rate(Constant(16), False) < 0.6 * plain, "the bound would not notice it"
+
+
 def test_same_inputs_same_lengths() -> None:
     first, second = (run(CostModel(), 4, 2, machine=CPU, alpha=always(0.7), seed=5) for _ in range(2))
     assert first.verified == second.verified

@@ -126,6 +126,7 @@ def test_own_acceptance_leaves_dear_drafts_out_and_follows_copies() -> None:
 def test_own_acceptance_forgets_finished_requests() -> None:
     policy = OwnAcceptance()
     step(policy, 0, ended=True)
+    policy.forget((0,))
     assert not policy._trust and step(policy, 0) == 3
 
 
@@ -163,6 +164,7 @@ def test_as_policy_names_the_remedy(wrong: object) -> None:
     [
         lambda: HfHeuristic(start=0),
         lambda: HfHeuristic(decrease=-1),
+        lambda: HfHeuristic(persistent="no"),  # type: ignore[arg-type]
         lambda: OwnAcceptance(start=0),
         lambda: BassHeuristic(l0=40),
         lambda: BassHeuristic(modulus=0),

@@ -188,7 +188,6 @@ class CostModel(Policy):
         # Rows that had no part in this round are drafted for as they were.
         others = self._drafting.difference(outcome.request_ids)
         self._drafting = others | (self._drew(outcome) if self._mixed else asked)
-        self.forget(tuple(request for request, ended in zip(outcome.request_ids, outcome.ended, strict=True) if ended))
 
     def forget(self, request_ids: tuple[int, ...]) -> None:
         for request in request_ids:
@@ -353,6 +352,8 @@ class CostModel(Policy):
             self._learn_drawn(outcome, ask)
             return
         self._asking.time(outcome.draft_seconds)
+        if longest:  # an n-gram table's drafts come to `trim` while all rows are greedy, and not beside a sampled one
+            self._trims = ask.proposed > 0
         proposed = max(longest, ask.proposed, outcome.steps or 0)
         if proposed:
             self._learn_draft(outcome, proposed, asked, ask)

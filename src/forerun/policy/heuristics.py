@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from forerun.arguments import integer
+from forerun.arguments import flag, integer
 from forerun.errors import InvalidArgument
 from forerun.policy.base import Policy
 from forerun.types import BatchView, RoundOutcome
@@ -39,7 +39,7 @@ class HfHeuristic(Policy):
         self.start = start
         self.increase = increase
         self.decrease = decrease
-        self.persistent = persistent
+        self.persistent = flag("persistent", persistent)
         self._opening = start  # where a new request begins
         self._length: dict[int, int] = {}  # by request id
 
@@ -125,7 +125,6 @@ class OwnAcceptance(Policy):
                 trust.learn(outcome.accepted[row] == outcome.drafted[row], self.limit)
             elif not trust.length:
                 trust.wait(self.patience)
-        self.forget(tuple(request for request, ended in zip(outcome.request_ids, outcome.ended, strict=True) if ended))
 
     def forget(self, request_ids: tuple[int, ...]) -> None:
         for request in request_ids:
