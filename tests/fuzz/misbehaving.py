@@ -152,6 +152,7 @@ CHANGES: dict[str, Change] = {
     "law of one row": lambda me, d, c: replace(d, law=PointMass(d.tokens[:1], me.vocab)),
     "law of few tokens": lambda me, d, c: replace(d, law=PointMass(d.tokens, 3)),
     "sparse": lambda me, d, c: _sparse(me, d, c, scale=1),
+    "sparse, half": lambda me, d, c: _sparse(me, d, c, scale=0.5),
     "sparse, negative": lambda me, d, c: _sparse(me, d, c, scale=-1),
     "sparse, huge": lambda me, d, c: _sparse(me, d, c, scale=1e30),
     "sparse, narrow": lambda me, d, c: _sparse(me, d, c, scale=1, wrong="narrow"),

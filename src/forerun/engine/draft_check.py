@@ -19,11 +19,12 @@ from forerun.errors import InvalidArgument
 from forerun.math.laws import LogitLaw, MixedLaw, PointMass, ReducedLaw, SparseLaw, TableLaw
 from forerun.models.scorer import Scorer
 from forerun.rules import AnyRule
-from forerun.types import Draft, DraftContext, Law, Rule
+from forerun.types import Draft, DraftContext, Law, Rule, Siblings
 
 WHOLE = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 AGREEMENT = 0.05  # of a probability, by which two ways to ask for it may differ: bfloat16 through a logarithm and back
 SLACK = 1e-3  # by which the mass of a law may exceed 1: sums of many rounded numbers
+LACK = 0.01  # by which it may fall short: bfloat16 rounds each of them by up to 0.4 %
 
 
 def is_ours(drafter: Drafter) -> bool:
@@ -105,6 +106,11 @@ def _sound(draft: Draft, vocab_size: int) -> Law:
     rows, width = draft.tokens.shape
     if (reason := _why_not(law, rows, width, vocab_size, draft.lengths)) is not None:
         raise InvalidArgument(f"draft.law, a {type(law).__name__}, {reason}")
+    is_heeded = draft.tree is None or Siblings.TOP not in draft.tree.ways  # a set of guesses is judged without its law
+    if is_heeded and _denies(law, draft.tokens, draft.lengths):
+        raise InvalidArgument(
+            f"draft.law, a {type(law).__name__}, gives a drafted token no chance: give the law it was drawn from"
+        )
     return law
 
 
@@ -158,8 +164,22 @@ def _vocabulary(law: PointMass | SparseLaw | LogitLaw, vocab_size: int) -> str |
 def _values(probs: Tensor, lengths: Tensor) -> str | None:
     """Of [B, K, S], where something was drafted."""
     real = torch.arange(probs.shape[1], device=probs.device) < lengths.unsqueeze(-1)
-    good = (probs >= 0).all(dim=-1) & (probs.sum(dim=-1) <= 1 + SLACK)
-    return None if bool((good | ~real).all()) else "has probabilities below 0, above 1 together, or of no token"
+    mass = probs.sum(dim=-1)
+    good = (probs >= 0).all(dim=-1) & (mass <= 1 + SLACK) & (mass >= 1 - LACK)
+    return None if bool((good | ~real).all()) else "has probabilities below 0, not 1 together, or of no token"
+
+
+def _denies(law: Law, tokens: Tensor, lengths: Tensor) -> bool:
+    """Whether it says of a drafted token that it is never drafted. Such a token would be kept wherever the target may
+    say it. What a law of logits makes of a token is known once they are all read, which is the rule's to do."""
+    if isinstance(law, MixedLaw):
+        return any(_denies(part, tokens, lengths * (law.choice == number)) for number, part in enumerate(law.laws))
+    if isinstance(law, NarrowLaw):
+        return _denies(law.law, tokens[:, : law.width], lengths)
+    if not isinstance(law, PointMass | SparseLaw | TableLaw):
+        return False
+    real = torch.arange(tokens.shape[1], device=tokens.device) < lengths.unsqueeze(-1)
+    return bool(((law.of(tokens) <= 0) & real).any())
 
 
 def _owners(law: LogitLaw, rows: int) -> str | None:
