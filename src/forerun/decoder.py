@@ -212,7 +212,7 @@ class SpeculativeDecoder:
         """
         others: dict[str, Any] = dict(keywords)
         for name in ("drafter", "policy", "streamer", "max_time"):
-            if others.get(name) is not None:
+            if others.get(name) is not None or (name == "drafter" and name in others):  # where None is a choice
                 raise InvalidArgument(f"{name}={shown(others[name])} is for a whole call: use generate or stream")
         call, _ = self._parse(input_ids, attention_mask, others)
         self.engine.tokenizer = call.tokenizer
@@ -275,13 +275,25 @@ class SpeculativeDecoder:
         key = drafter if drafter is None or isinstance(drafter, str | Path) else id(drafter)
         if key not in self._call_engines:
             drafting = _drafter(drafter, self.target)
-            policy = as_policy(self._policy) if isinstance(self._policy, str) else copy.deepcopy(self.policy)
+            policy = self._another_policy()
             with Evaluation((self.target,)):
                 self._call_engines[key] = drafter, self._new_engine(self._new_scorer(), drafting, policy)
         self._call_engines.move_to_end(key)
         while len(self._call_engines) > MOST_CALL_DRAFTERS:
             self._call_engines.popitem(last=False)
         return self._call_engines[key][1]
+
+    def _another_policy(self) -> Policy:
+        """As the decoder's was given, for another engine."""
+        if isinstance(self._policy, str):
+            return as_policy(self._policy)
+        try:
+            return copy.deepcopy(self.policy)
+        except Exception as error:  # one that holds a lock, or a file
+            remedy = f"cannot be copied for a call with its own drafter ({error}); give its class a __deepcopy__"
+            raise InvalidArgument(
+                f"policy={shown(self.policy)} {remedy}, or make a decoder with that drafter"
+            ) from error
 
     def _parse(self, input_ids: Any, attention_mask: Any, keywords: Any) -> tuple[GenerateCall, Tensor]:
         """The call as requests, and the tensor after which its sequences are shaped."""

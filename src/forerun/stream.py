@@ -116,14 +116,14 @@ class Stream(Iterator[list[Progress]]):
     def _begin(self) -> None:
         engine, call = self._engine, self._call
         self._claim()
+        self._started, self._seconds_before = engine.clock(), replace(engine.seconds)
+        self._decoder_policy = engine.policy
         self._has_begun = True
         engine.tokenizer = call.tokenizer
-        self._decoder_policy = engine.policy
         if call.policy is not None:
             engine.policy = call.policy
         if self._wants_the_same_again:
-            engine.policy = engine.drafting.policy.for_seed()
-        self._started, self._seconds_before = engine.clock(), replace(engine.seconds)
+            engine.policy = engine.drafting.policy_for_seed()
         deadline = None if call.max_time is None else self._started + call.max_time
         for request in call.requests:  # one that is refused takes those before it along
             self._numbers.append(engine.add(replace(request, deadline=deadline)))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from threading import Lock
 from typing import Any
 
 import pytest
 
 import forerun
 from forerun.drafters import Chain, EarlyExit, PromptLookup, RandomDraft
+from forerun.errors import InvalidArgument
 from forerun.policy import as_policy
 from support.tiny import plain_greedy, tiny_model
 
@@ -142,3 +144,26 @@ def test_max_time_does_not_count_compiling(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(decoder.engine, "postpone", lambda seconds: None)
     control = decoder.generate([PROMPT], max_new_tokens=NEW, max_time=30)
     assert control.finish_reasons == [forerun.FinishReason.TIME]
+
+
+class Guarded(forerun.Constant):
+    """Holds what cannot be copied."""
+
+    def __init__(self) -> None:
+        super().__init__(2)
+        self.guard = Lock()
+
+
+def test_a_policy_that_cannot_be_copied_is_named() -> None:
+    decoder = forerun.SpeculativeDecoder(tiny_model("llama"), "off", policy=Guarded(), kernels="off")
+    with pytest.raises(InvalidArgument, match=r"policy=.*cannot be copied.*__deepcopy__"):
+        decoder.generate([PROMPT], max_new_tokens=NEW, drafter="random")
+    assert decoder.generate([PROMPT], max_new_tokens=NEW).new_tokens == wanted()
+
+
+@pytest.mark.parametrize("choice", [{"drafter": None}, {"drafter": "off"}, {"policy": 2}, {"max_time": 1.0}], ids=str)
+def test_requests_take_no_choice_that_is_a_whole_call_s(choice: Any) -> None:
+    decoder = decoder_of("random")
+    with pytest.raises(InvalidArgument, match="is for a whole call"):
+        decoder.requests([PROMPT], max_new_tokens=NEW, **choice)
+    assert len(decoder.requests([PROMPT], max_new_tokens=NEW, policy=None)) == 1  # type: ignore[arg-type]

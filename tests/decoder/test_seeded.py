@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 import forerun
+from forerun.errors import ForerunWarning, InvalidArgument
 from forerun.policy import OwnAcceptance
 from support.batches import padded
 from support.clocks import ErraticClock
@@ -62,3 +63,27 @@ def test_who_names_no_seed_or_is_greedy_keeps_measured_lengths() -> None:
 def test_a_policy_that_was_given_stands(policy: Any) -> None:
     ours = decoder(0, policy=policy)
     assert policies_of(ours, seed=3, temperature=1.0) == {type(ours.policy)}
+
+
+class Unsure(forerun.Constant):
+    """Cannot say what it does in calls that name a seed."""
+
+    def __init__(self, answer: Any) -> None:
+        super().__init__(2)
+        self.answer = answer
+
+    def for_seed(self) -> Any:
+        return self.answer()
+
+
+@pytest.mark.parametrize("answer", (lambda: 1 // 0, lambda: "longer"), ids=("raises", "no policy"))
+def test_a_policy_that_cannot_say_its_own_for_a_seed_costs_a_warning(answer: Any) -> None:
+    ours, expected = decoder(0, policy=Unsure(answer)), decoder(0, policy=2)
+    with pytest.warns(ForerunWarning, match="Unsure failed"):
+        first = ours.generate(*padded(PROMPTS), **SETTINGS).new_tokens
+    assert first == expected.generate(*padded(PROMPTS), **SETTINGS).new_tokens
+    strict = decoder(0, policy=Unsure(answer), strict=True)
+    with pytest.raises((ZeroDivisionError, InvalidArgument)):
+        strict.generate(*padded(PROMPTS), **SETTINGS)
+    greedy = strict.generate(*padded(PROMPTS), max_new_tokens=4)
+    assert len(greedy.new_tokens) == len(PROMPTS), "the call that failed was left under way"

@@ -116,6 +116,14 @@ def test_it_sleeps_while_there_is_nothing_to_do(serving: AsyncEngine) -> None:
     assert serving.submit(request(2)).result(60).tokens == alone(2), "it wakes for a late request"
 
 
+@pytest.mark.parametrize("thing", (None, "text", (1, 2)), ids=str)
+def test_what_is_no_request_is_refused_at_once(serving: AsyncEngine, thing: Any) -> None:
+    """None among the orders means that a request is to end: whoever waited for an answer waited for ever."""
+    with pytest.raises(InvalidArgument, match=r"request=.*must be a forerun\.Request"):
+        serving.submit(thing)
+    assert serving.submit(request(1)).result(60).tokens == alone(1)
+
+
 def test_a_request_that_is_refused_says_so_and_harms_nobody(serving: AsyncEngine) -> None:
     good = serving.submit(request(1))
     bad = serving.submit(Request(prompt=(1, 5000), max_new_tokens=3))

@@ -12,6 +12,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any, Self
 
+from forerun.arguments import refuse
 from forerun.engine.engine import Engine
 from forerun.engine.mailbox import Mailbox, Receiver, Waiter, wake
 from forerun.engine.request import Request
@@ -149,6 +150,8 @@ class AsyncEngine:
 
     def send(self, request: Request, receiver: Receiver) -> None:
         """Queue a request; its tokens are put into `receiver` by the engine's thread."""
+        if not isinstance(request, Request):  # None would be taken for an order to end one
+            refuse("request", request, "must be a forerun.Request; decoder.requests(...) makes them of texts")
         with self._arrived:
             self._check_is_open()
             self._orders.append((receiver, request))

@@ -238,6 +238,16 @@ class Drafting:
         except Exception as error:
             self.faults.report(self.policy.unwrapped, error, "what it keeps of requests that have ended is its own")
 
+    def policy_for_seed(self) -> Policy:
+        """The policy of a sampled call that names a seed: the one there is, where it does not say another."""
+        try:
+            return wrapped(self.policy.for_seed())
+        except Exception as error:
+            self.faults.report(
+                self.policy.unwrapped, error, "in calls that name a seed it chooses lengths as in others"
+            )
+            return self.policy
+
     @property
     def capture_seconds(self) -> float:
         return 0.0 if self.passes is None else self.passes.runner.recorder.seconds
