@@ -419,6 +419,21 @@ def test_wrong_targets_are_refused() -> None:
         FeatureHead(head_of(model)).propose(None)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("ids", ([3, 1, 2], [1, 1, 2], [-1, 2], [], [[1, 2]], [1.0, 2.0], "12"), ids=str)
+def test_a_draft_vocabulary_is_ascending(ids: Any) -> None:
+    """Laws look tokens up in it: of others they say that what was drawn has no chance, and it is always kept."""
+    given = torch.tensor(ids) if isinstance(ids, list) else ids
+    for kind in (FeatureHead, ParallelHeads):
+        with pytest.raises(InvalidArgument, match=r"draft_vocabulary.*ascending and without repeats"):
+            kind(head_of(tiny_model("llama"), 2), draft_vocabulary=given)
+
+
+def test_what_is_no_head_is_refused() -> None:
+    for kind in (FeatureHead, ParallelHeads):
+        with pytest.raises(InvalidArgument, match="head=3: must be a DraftHead"):
+            kind(3)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("family", ("gemma3", "gemma2", "codegen", "gptj"))
 def test_bent_embeddings_and_heads_are_refused(family: str) -> None:
     with pytest.raises(UnsupportedModel, match="heads on its features are not supported"):

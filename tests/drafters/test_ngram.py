@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -282,6 +283,16 @@ def test_text_and_sizes_that_cannot_be_counted_are_refused() -> None:
         NgramTable.count(TEXT, order=0, vocab_size=VOCAB)
     with pytest.raises(InvalidArgument, match="min_count=0"):
         NgramTable.count(TEXT, vocab_size=VOCAB, min_count=0)
+    for name in ("order", "vocab_size", "min_count", "max_continuations"):
+        with pytest.raises(InvalidArgument, match=f"{name}=2.5: must be a whole number"):
+            NgramTable.count(TEXT, **{"vocab_size": VOCAB, name: 2.5})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("text", [[1.5, 2.0], "12", [[1, 2]], [1, [2]], [True, False], [None], 3])
+def test_texts_that_are_no_token_ids_are_refused(text: Any) -> None:
+    """Numpy would make ids of most of them: 1 of 1.5, 12 of \"12\"."""
+    with pytest.raises(InvalidArgument, match=r"sequences\[1\].*must be a list of token ids"):
+        NgramTable.count([[1, 2], text], vocab_size=VOCAB)
 
 
 def test_large_ids_do_not_collide() -> None:

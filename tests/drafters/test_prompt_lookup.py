@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -195,7 +196,13 @@ def test_cost_of_a_round_does_not_grow_with_the_text() -> None:
     assert max(costs) < 60, costs
 
 
-@pytest.mark.parametrize("bad", [{"min_ngram": 0}, {"min_ngram": 4}, {"max_ngram": 0}, {"max_tokens": 0}])
-def test_impossible_limits_are_refused(bad: dict[str, int]) -> None:
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"min_ngram": 0}, {"min_ngram": 4}, {"max_ngram": 0}, {"max_tokens": 0}, {"max_ngram": 2.5},
+        {"min_ngram": None}, {"max_ngram": "3"}, {"newest": "no"}, {"source": None},
+    ],
+)  # fmt: skip
+def test_impossible_limits_are_refused(bad: dict[str, Any]) -> None:
     with pytest.raises(InvalidArgument, match=str(next(iter(bad)))):
         PromptLookup(**bad)

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
+from forerun.arguments import integer, refuse
 from forerun.drafters.base import Drafter
 from forerun.errors import InvalidArgument, ModelNotFound, TokenizerMismatch
 from forerun.files import write_whole
@@ -50,8 +51,7 @@ class NgramTable(Drafter):
     """
 
     def __init__(self, counts: Counts, *, order: int, vocab_size: int, tokenizer: str | None = None) -> None:
-        self.order = order
-        self.vocab_size = vocab_size
+        self.order, self.vocab_size = integer("order", order, 1), integer("vocab_size", vocab_size, 1)
         self.tokenizer = tokenizer
         self._counts = counts
         self._slots = np.arange(np.diff(counts.starts).max())  # as many as the richest context has
@@ -73,9 +73,8 @@ class NgramTable(Drafter):
 
         `tokenizer` is any fingerprint of the tokenizer the ids come from; `load` compares it.
         """
-        for name, value in (("min_count", min_count), ("max_continuations", max_continuations)):
-            if value < 1:
-                raise InvalidArgument(f"{name}={value}: must be at least 1")
+        min_count = integer("min_count", min_count, 1)
+        max_continuations = integer("max_continuations", max_continuations, 1)
         powers = _powers(order, vocab_size)
         digits, following = _positions(sequences, order, vocab_size)
         levels = []
@@ -199,8 +198,7 @@ def _on_cpu(params: LawParams) -> LawParams:
 
 def _powers(order: int, vocab_size: int) -> Integers:
     """What each digit of a context is worth, [order - 1]; contexts must fit in 63 bits."""
-    if order < 1 or vocab_size < 1:
-        raise InvalidArgument(f"order={order}, vocab_size={vocab_size}: both must be at least 1")
+    order, vocab_size = integer("order", order, 1), integer("vocab_size", vocab_size, 1)
     if (vocab_size + 1) ** (order - 1) >= 2**63:
         most = max(n for n in range(1, 64) if (vocab_size + 1) ** (n - 1) < 2**63)
         raise InvalidArgument(f"order={order}: with {vocab_size} tokens a table can have order {most} at most")
@@ -216,7 +214,7 @@ def _pack(digits: Integers, powers: Integers) -> Integers:
 
 def _positions(sequences: Iterable[Sequence[int]], order: int, vocab_size: int) -> tuple[Integers, Integers]:
     """Every position of every text: the digits before it [T, order - 1] and the token there [T]."""
-    texts = [np.asarray(text, dtype=np.int64) for text in sequences]
+    texts = [_ids(text, place) for place, text in enumerate(sequences)]
     following = np.concatenate([np.empty(0, np.int64), *texts])
     if not len(following):
         raise InvalidArgument("sequences hold no tokens: an n-gram table needs text to count")
@@ -228,6 +226,17 @@ def _positions(sequences: Iterable[Sequence[int]], order: int, vocab_size: int) 
     for i in range(1, order):
         digits[:, i - 1] = np.concatenate([np.pad(text + 1, (i, 0))[: len(text)] for text in texts])
     return digits, following
+
+
+def _ids(text: Sequence[int], place: int) -> Integers:
+    """One text's token ids. Numpy would cut fractions off, and read digits."""
+    try:
+        ids = np.asarray(text)
+    except ValueError:  # lists of different lengths
+        ids = np.empty((0, 0))
+    if ids.ndim != 1 or (len(ids) and ids.dtype.kind not in "iu"):
+        refuse(f"sequences[{place}]", text, "must be a list of token ids")
+    return ids.astype(np.int64)
 
 
 def _count_level(

@@ -7,8 +7,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
+import torch
 from torch import Tensor, nn
 
+from forerun.arguments import refuse
 from forerun.cache.base import KeyValueCache
 from forerun.drafters.autoregressive import check_stop_below
 from forerun.drafters.base import BranchingDrafter
@@ -38,7 +40,8 @@ class OnFeatures(BranchingDrafter):
         form: Form = Form.AUTO,
     ) -> None:
         check_stop_below(stop_below)
-        self.trunk = Trunk(head, draft_vocabulary, made_for, form)
+        _check_head(head)
+        self.trunk = Trunk(head, _ascending(draft_vocabulary), made_for, form)
         self.stop_below = stop_below
 
     @classmethod
@@ -85,3 +88,20 @@ class OnFeatures(BranchingDrafter):
 
     def rewind(self, rows: Sequence[int], lengths: Sequence[int]) -> None:
         self.trunk.rewind(rows, lengths)
+
+
+def _check_head(head: Any) -> None:
+    if not isinstance(head, DraftHead):
+        refuse("head", head, "must be a DraftHead; `load` makes a drafter of a folder that training wrote")
+
+
+def _ascending(ids: Any) -> Tensor | None:
+    """Token ids that laws can look up: of others they would say that tokens which were drawn have no chance."""
+    if ids is None:
+        return None
+    remedy = "must be a tensor of token ids, ascending and without repeats"
+    if not isinstance(ids, Tensor) or ids.ndim != 1 or ids.is_floating_point() or ids.dtype == torch.bool:
+        refuse("draft_vocabulary", ids, remedy)
+    if not len(ids) or int(ids[0]) < 0 or not bool((ids[1:] > ids[:-1]).all()):
+        refuse("draft_vocabulary", ids, remedy)
+    return ids

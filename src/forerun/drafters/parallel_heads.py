@@ -24,9 +24,9 @@ class ParallelHeads(OnFeatures):
     kind = "parallel"
 
     def __init__(self, head: DraftHead, **options: Any) -> None:
+        super().__init__(head, **options)
         if not head.blocks:
             raise InvalidArgument("this head has no blocks: use FeatureHead, or make it with num_blocks=4")
-        super().__init__(head, **options)
 
     @property
     def num_blocks(self) -> int:

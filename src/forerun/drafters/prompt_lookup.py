@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Self
 
-from forerun.arguments import integer
+from forerun.arguments import flag, integer
 from forerun.drafters.base import Drafter, copied_draft
 from forerun.errors import InvalidArgument
 from forerun.types import Draft, DraftContext, Source
@@ -78,13 +78,14 @@ class PromptLookup(Drafter):
         newest: bool = True,
         source: bool = True,
     ) -> None:
+        min_ngram, max_ngram = integer("min_ngram", min_ngram), integer("max_ngram", max_ngram)
         if not 1 <= min_ngram <= max_ngram:
             raise InvalidArgument(
                 f"min_ngram={min_ngram}, max_ngram={max_ngram}: matches need 1 <= min_ngram <= max_ngram tokens"
             )
         self.orders = range(min_ngram, max_ngram + 1)
         self.max_tokens = integer("max_tokens", max_tokens, 1, remedy="a draft needs room for at least 1 token")
-        self.newest, self.source = newest, source
+        self.newest, self.source = flag("newest", newest), flag("source", source)
         self._forget()
 
     def clone(self) -> Self:
