@@ -170,7 +170,7 @@ def render_chat(
 ) -> str:
     """The chat as the model was trained to read it, up to where its answer begins; `tools` are what it may call."""
     if getattr(tokenizer, "chat_template", None) is None:
-        raise InvalidArgument("input_ids is a chat and the tokenizer has no chat template: give text, or token ids")
+        raise InvalidArgument("messages: the tokenizer has no chat template to read them by; give text, or token ids")
     try:
         text: str = tokenizer.apply_chat_template(
             [dict(message) for message in messages],
@@ -179,7 +179,7 @@ def render_chat(
             **({} if tools is None else {"tools": [dict(tool) for tool in tools]}),
         )
     except Exception as error:  # templates refuse roles they do not know, and orders they were not trained on
-        raise InvalidArgument(f"input_ids: the tokenizer's chat template refuses these messages: {error}") from error
+        raise InvalidArgument(f"messages: the tokenizer's chat template refuses them: {error}") from error
     return text
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import io
 import signal
 from pathlib import Path
 from typing import Any
@@ -23,9 +24,11 @@ from support.tiny import tiny_model
 SHORT = ("--max-new-tokens", "8", "-d", "none")
 
 
-def session(keywords: dict[str, Any] | None = None, **config: Any) -> module.Session:
+def session(
+    keywords: dict[str, Any] | None = None, settings: dict[str, Any] | None = None, **config: Any
+) -> module.Session:
     model = tiny_model("llama", vocab=VOCAB, **config)
-    loaded = Loaded(model, byte_tokenizer(), None)
+    loaded = Loaded(model, byte_tokenizer(), None, settings or {})
     return module.Session(loaded, keywords or {"max_new_tokens": 8}, None, out_console(), err_console())
 
 
@@ -69,6 +72,13 @@ def test_an_unknown_command_of_a_pipe_is_a_turn_without_an_answer(chat: Command,
 def test_a_pipe_that_is_no_text_is_refused(chat: Command, target: str) -> None:
     result = chat("-m", target, "-q", *SHORT, stdin=b"hello\n\xff\xfe\n")
     assert result.exit_code == 2 and "standard input is not text" in result.stderr
+
+
+def test_half_of_a_character_is_no_text_either(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Python reads other bytes where the locale is C."""
+    monkeypatch.setattr("sys.stdin", io.StringIO("a\udcff\n"))
+    with pytest.raises(InvalidArgument, match="standard input is not text"):
+        session().hold()
 
 
 @pytest.mark.parametrize("quiet", [(), ("-q",)])
@@ -176,6 +186,30 @@ def test_a_message_that_is_refused_costs_no_earlier_turn() -> None:
     before = list(talk.conversation.messages)
     talk.hear("x" * 300)
     assert talk.conversation.messages == before
+
+
+def test_a_cache_smaller_than_the_context_is_the_limit(capsys: pytest.CaptureFixture[str]) -> None:
+    """What is kept of the conversation, and how long an answer may be, follow from it."""
+    talk = session({"max_new_tokens": 100}, settings={"cache_tokens": 128})
+    for line in ("first question", "second question", "third question", "fourth question"):
+        assert talk.hear(line)
+        assert talk.conversation.messages[-2]["content"] == line
+    assert "turns were dropped" in capsys.readouterr().err and not talk.refused
+    talk.hear("x" * 300)
+    assert talk.refused == 1 and "context ends at 128" in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_turn_that_the_template_refuses_costs_that_turn_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    talk = session()
+    template = talk.conversation.tokenizer.chat_template
+    talk.hear("first")
+    before = list(talk.conversation.messages)
+    talk.conversation.tokenizer.chat_template = "{{ raise_exception('not so') }}"
+    assert talk.hear("second") and talk.refused == 1
+    told = " ".join(capsys.readouterr().err.split())
+    assert "messages: the tokenizer's chat template refuses them: not so" in told
+    talk.conversation.tokenizer.chat_template = template
+    assert talk.conversation.messages == before and talk.hear("third") and len(talk.conversation.messages) == 4
 
 
 class TestConversation:

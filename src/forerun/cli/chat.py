@@ -48,8 +48,9 @@ def chat(ctx: click.Context, /, **options: Any) -> None:
     """Talk to a model. /help lists commands; Ctrl-C stops an answer, Ctrl-D leaves.
 
     From a pipe every line is a turn, and only the answers go to standard output. A turn that does not fit the model's
-    context, and an unknown command, is answered by an empty line; standard error says why, and the exit code is 1. So
-    it is where a model's numbers fail in an answer, which ends there.
+    context or --cache-tokens, one that its template refuses, and an unknown command, is answered by an empty line;
+    standard error says why, and the exit code is 1. So it is where a model's numbers fail in an answer, which ends
+    there.
     """
     from forerun.cli.console import err_console, out_console
 
@@ -100,10 +101,10 @@ class Session(Talk):
         self.conversation.reset()
 
     def answer(self, question: str) -> None:
-        limit = self.decoder.engine.target.context_length
-        reserve = min(self.keywords["max_new_tokens"], LEAST_ANSWER)
-        self.conversation.ask(question)
+        limit, longest = self._limit(), self.keywords["max_new_tokens"]
+        reserve = min(longest, LEAST_ANSWER)
         try:
+            self.conversation.ask(question)
             prompt, dropped = self.conversation.fit(limit, reserve)
         except InvalidArgument as error:
             self.refuse(error)
@@ -112,13 +113,21 @@ class Session(Talk):
             self.say(
                 f"The context of {limit} tokens is full: the oldest {dropped} turns were dropped. /reset starts anew."
             )
-        self._finish(self._stream(prompt))
+        room = longest if limit is None else min(longest, limit - len(prompt))
+        self._finish(self._stream(prompt, self.keywords | {"max_new_tokens": room}))
 
-    def _stream(self, prompt: list[int]) -> GenerateResult:
+    def _limit(self) -> int | None:
+        """Tokens that a conversation may have: as many as the model's context and the caches hold."""
+        engine = self.decoder.engine
+        caches = [engine.target.cache, *(() if engine.drafting.drafter is None else engine.drafting.drafter.caches)]
+        limits = [engine.target.context_length, *(cache.num_tokens for cache in caches)]
+        return min((limit for limit in limits if limit is not None), default=None)
+
+    def _stream(self, prompt: list[int], keywords: dict[str, Any]) -> GenerateResult:
         from forerun.cli.run import run, stop_on_interrupt
 
         with stop_on_interrupt() as stopped, self.text.streamed(self.conversation.tokenizer) as show:
-            return run(self.decoder, [prompt], self.keywords, show, stopped)
+            return run(self.decoder, [prompt], keywords, show, stopped)
 
     def _finish(self, done: GenerateResult) -> None:
         from forerun.cli.statistics import one_line

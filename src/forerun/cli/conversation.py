@@ -29,7 +29,11 @@ class Conversation:
     def ask(self, question: str) -> list[int]:
         """Add a user's turn; returns the prompt."""
         self.messages.append({"role": "user", "content": question})
-        return self.prompt()
+        try:
+            return self.prompt()
+        except InvalidArgument:  # the template refuses it: the conversation goes on without
+            self.take_back()
+            raise
 
     def prompt(self) -> list[int]:
         """The whole conversation as tokens. Where it goes on from the last answer, its tokens are kept."""
@@ -66,6 +70,6 @@ class Conversation:
             self.messages = before  # no room was made by dropping them
             self.take_back()
             raise InvalidArgument(
-                f"this message alone has {len(ids)} tokens and the model's context ends at {limit}: send a shorter one"
+                f"this message alone has {len(ids)} tokens and the context ends at {limit}: send a shorter one"
             )
         return ids, dropped
