@@ -61,7 +61,7 @@ def test_a_model_is_measured_once_and_explained(target: str, monkeypatch: pytest
     model = first["model"]
     assert model["fused"] and model["why"] == "all layers in one call, 1 thread"
     assert model["measured"]["modules_ms"] > 0 and set(model["measured"]["fused_ms"]) == {"1"}
-    assert model["weight_copies_bytes"] == 0 and 0 < model["extra_bytes"] < 1 << 20
+    assert 0 < model["extra_bytes"] < 1 << 20
     assert len(first["bodies"]) == 1
     shown = table("--model", target)
     for words in ("passes of 1 + 4 + 16 tokens: modules", "no copy of weights", "MiB of scratch and tables"):

@@ -48,8 +48,7 @@ class ModelKernels:
     fused: bool
     why: str
     measured: Body | None
-    weight_copies_bytes: int
-    extra_bytes: int  # scratch memory and rotary tables
+    extra_bytes: int  # scratch memory and rotary tables; weights are read where they lie
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +72,7 @@ def examine_cpu(name: str | None = None, model: PreTrainedModel | None = None) -
     import torch
 
     if (reason := kernels.why_not_numba()) is not None:
-        known = None if model is None else ModelKernels(str(name), False, f"no kernels: {reason}", None, 0, 0)
+        known = None if model is None else ModelKernels(str(name), False, f"no kernels: {reason}", None, 0)
         count = torch.get_num_threads()
         return CpuKernels(setting(), False, f"{reason}; {BRINGS}", count, _why(count), None, None, [], [], known)
     from forerun.kernels.cpu import measured, threads
@@ -140,14 +139,14 @@ def _of_model(name: str, model: PreTrainedModel) -> ModelKernels:
 
     if (reason := choose.why_not(model)) is not None:
         scorer = Scorer(model)  # times the products of its layers, where they are to be used
-        return ModelKernels(name, False, f"layer by layer, not fused: {reason}", None, 0, 0)
+        return ModelKernels(name, False, f"layer by layer, not fused: {reason}", None, 0)
     from forerun.models.bodies.cpu import CpuBody
 
     timed = _body(name, choose.measured(model))
     scorer = Scorer(model)
     if not isinstance(scorer.body, CpuBody):
         why = "kernels are off" if scorer.kernels is Kernels.OFF else "the modules measured faster"
-        return ModelKernels(name, False, why, timed, 0, 0)
+        return ModelKernels(name, False, why, timed, 0)
     scorer.admit(0)
     new, old = PROBE
     scorer.feed([0], [[1] * old])
@@ -157,7 +156,7 @@ def _of_model(name: str, model: PreTrainedModel) -> ModelKernels:
         whose = "its modules" if scorer.body.beyond is None else "a library's products"
         why += f"; by {whose} beyond {scorer.body.longest_pass} tokens a pass, where they measured faster"
     bodies = [body for body in (scorer.body, scorer.body.beyond) if isinstance(body, CpuBody)]
-    return ModelKernels(name, True, why, timed, 0, sum(body.extra_bytes for body in bodies))
+    return ModelKernels(name, True, why, timed, sum(body.extra_bytes for body in bodies))
 
 
 def lines(cpu: CpuKernels) -> list[tuple[str, str]]:
