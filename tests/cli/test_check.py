@@ -303,7 +303,8 @@ class Law:
 
     def at(self, position):
         drafted = self.tokens.gather(1, position.unsqueeze(-1))
-        return torch.zeros(len(position), self.vocab_size, dtype=torch.float64).scatter(1, drafted, 1e-9)
+        others = torch.full((len(position), self.vocab_size), 1 / (self.vocab_size - 1), dtype=torch.float64)
+        return others.scatter(1, drafted, 1e-9)
 
 
 class Liar(Honest):
