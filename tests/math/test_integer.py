@@ -44,6 +44,15 @@ def test_rounding_follows_the_rule() -> None:
     assert torch.equal(scales[:40, 0], values[:40].abs().amax(1) / 127)
 
 
+def test_steps_are_divided_by_the_largest_number() -> None:
+    """By one division: a rounded reciprocal times 127 moves some numbers that lie near a half to the other side."""
+    values = torch.randn(60_000, 96, generator=torch.Generator().manual_seed(0))
+    numbers, largest = rounded(values)[0], values.abs().amax(1, keepdim=True)
+    want = np.rint(values.numpy() * (np.float32(127) / largest.numpy()))
+    assert np.array_equal(numbers.numpy(), want)
+    assert not np.array_equal((values * (127 / largest)).round().numpy(), want)  # torch's short form
+
+
 @pytest.mark.parametrize("odd", [math.nan, math.inf, -math.inf])
 def test_a_row_that_is_not_finite_makes_nothing_but_nan(odd: float) -> None:
     x = torch.randn(3, SIZE)

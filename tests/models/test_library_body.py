@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import weakref
 from typing import Any
 
@@ -10,10 +11,13 @@ import torch
 
 from support.described import NAMES, described_model
 from support.recompute import check, recomputed
+from support.stored import stored_rows
+from support.tiny import tiny_model
 
 pytest.importorskip("numba")
 
 from forerun.config import Kernels
+from forerun.kernels.cpu.narrow import narrow_parameter
 from forerun.models import self_check
 from forerun.models.bodies import choose, cpu, cpu_library
 from forerun.models.bodies.cpu_library import LibraryBody
@@ -106,6 +110,23 @@ def test_long_passes_are_tried_before_a_model_is_trusted(monkeypatch: pytest.Mon
     monkeypatch.setattr(LibraryBody, "hidden", lambda self, call: 1.1 * hidden(self, call).roll(1, dims=-1))
     with pytest.raises(self_check.UnsupportedModel, match="a pass as long prompts have it"):
         self_check.tried(scorer)
+
+
+@pytest.mark.parametrize("name", ["BF16", "Q4_1"])
+def test_narrow_weights_give_the_bits_of_float32(name: str) -> None:
+    """Weights of different sizes, one after the other in the same memory."""
+    narrow, wide = (copy.deepcopy(tiny_model("llama", hidden_size=64, intermediate_size=160)) for _ in range(2))
+    for path, module in narrow.model.layers.named_modules():
+        if isinstance(module, torch.nn.Linear):
+            raw, stored = stored_rows(name, *module.weight.shape)
+            module.weight = narrow_parameter(raw, stored)
+            dense = stored.decode(raw.flatten()).view(module.weight.shape)
+            wide.model.layers.get_submodule(path).weight = torch.nn.Parameter(dense)
+    made = []
+    for model in (narrow, wide):
+        scorer, blocks = _fed(model)
+        made.append(scorer.score(range(3), blocks))
+    assert made[0].isfinite().all() and torch.equal(*made)
 
 
 def test_plain_layers_are_not_touched() -> None:

@@ -25,10 +25,11 @@ def rounded(x: Tensor) -> tuple[Tensor, Tensor]:
     A row with an infinity or NaN has zeros and the scale NaN: what is computed from it is not a number.
     """
     largest = x.abs().amax(dim=-1, keepdim=True)
-    inverse = torch.where(largest >= NEGLIGIBLE, STEPS / largest, 0.0)
+    steps = largest.new_tensor(STEPS)  # a number before the stroke would be multiplied with a rounded reciprocal
+    inverse = torch.where(largest >= NEGLIGIBLE, steps / largest, 0.0)
     is_sound = largest.isfinite()
-    steps = torch.where(is_sound, x * inverse, 0.0)
-    return steps.round().to(torch.int8), torch.where(is_sound, largest / STEPS, torch.nan)
+    numbers = torch.where(is_sound, x * inverse, 0.0)
+    return numbers.round().to(torch.int8), torch.where(is_sound, largest / STEPS, torch.nan)
 
 
 def integer_linear(x: Tensor, numbers: Tensor, scales: Tensor, bias: Tensor | None = None) -> Tensor:

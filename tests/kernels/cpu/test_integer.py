@@ -57,6 +57,17 @@ def test_products_have_the_bits_of_the_reference(size: int) -> None:
             assert_same(F.linear(x, weight, bias), integer_linear(x, numbers, scales, bias))
 
 
+def test_many_tokens_have_the_bits_of_the_reference() -> None:
+    """Whole tiles of tokens and of outputs, some of either that are left over, and sums beyond 24 bits."""
+    for count, size in ((16, 32), (32, 96), (57, 1056)):
+        weight = integers(count, size)
+        numbers, scales = parts(weight.raw)
+        for rows in (15, 16, 17, 47, 64, 130, 300):
+            x = inputs(rows, size)
+            x[5:7] = x[5:7].sign()  # every number is the largest
+            assert_same(F.linear(x, weight), integer_linear(x, numbers, scales))
+
+
 @pytest.mark.slow  # compiled anew; machines whose own form it is run the test above with it
 @pytest.mark.parametrize("has_partial_sums", [False, True])
 def test_bytes_by_fours_have_the_same_bits(

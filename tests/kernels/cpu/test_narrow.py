@@ -44,6 +44,29 @@ def test_products_have_the_bits_of_the_float32_copy(name: str) -> None:
             assert torch.equal(F.linear(x, weight, bias), linear(x, dense, bias, 2)), (count, rows)
 
 
+@pytest.mark.quick("Q4_1", "Q6_K", "BF16")
+@pytest.mark.parametrize("name", NARROW)
+def test_float32_copies_are_what_the_reference_decodes(name: str) -> None:
+    """Bit by bit, in memory of its own and in some that is larger, of which nothing else is written."""
+    size = size_of(name)
+    for count in (1, 2, 37):
+        weight = NarrowWeight(*stored_rows(name, count, size))
+        want = weight.format.decode(weight.raw.flatten()).view(count, size).view(torch.int32)
+        room = torch.full((count * size + 5,), 7.0)
+        assert torch.equal(weight.dense().view(torch.int32), want)
+        made = weight.dense(room)
+        assert made.data_ptr() == room.data_ptr() and torch.equal(made.view(torch.int32), want)
+        assert room[count * size :].eq(7).all()
+
+
+@pytest.mark.parametrize("size", [1, 24])
+def test_float32_copies_of_rows_that_no_loop_takes(size: int) -> None:
+    values = torch.randn(3, size).bfloat16()
+    weight = NarrowWeight(values.view(torch.uint8), format_named("BF16"))
+    assert torch.equal(weight.dense(), values.float())
+    assert torch.equal(weight.dense(torch.zeros(100)), values.float())
+
+
 def test_control_another_rounding_of_the_offset_is_noticed() -> None:
     """Bits must be compared closely enough to tell Q4_1's value from one that is rounded once more."""
     raw, stored = stored_rows("Q4_1", 37)

@@ -65,10 +65,10 @@ def compare_narrow(stored: BlockFormat, threads: int) -> dict[str, tuple[float, 
     raws = [torch.zeros(NARROW_SIZE, bytes_of_row, dtype=torch.uint8) for _ in range(copies)]
     narrow = [NarrowWeight(raw, stored) for raw in raws]
     places = [(address(weight), product_of(weight)) for weight in narrow]
-    wide = [torch.rand(NARROW_SIZE, NARROW_SIZE) for _ in raws]
+    wide = [torch.rand(NARROW_SIZE, NARROW_SIZE, dtype=torch.float32) for _ in raws]
     found = {}
     for rows in NARROW_ROWS:
-        x = torch.rand(rows, NARROW_SIZE)
+        x = torch.rand(rows, NARROW_SIZE, dtype=torch.float32)
         best = seconds({"narrow": partial(_at, x, places, threads), "wide": partial(_ours, x, wide, threads)})
         found[str(rows)] = (best["narrow"], best["wide"])
     return found
@@ -83,10 +83,10 @@ def is_gain(ours: float, torchs: float) -> bool:
 def compare(shape: tuple[int, int], threads: int) -> dict[str, tuple[float, float]]:
     """Seconds of (ours, torch's) for each number of rows."""
     copies = max(1, min(64, FAR_APART // (shape[0] * shape[1])))
-    weights = [torch.rand(shape) for _ in range(copies)]
+    weights = [torch.rand(shape, dtype=torch.float32) for _ in range(copies)]
     seconds_by_size = {}
     for size in BUCKETS:
-        x = torch.rand(size, shape[1])
+        x = torch.rand(size, shape[1], dtype=torch.float32)
         best = seconds({"ours": partial(_ours, x, weights, threads), "torch": partial(_torch, x, weights)})
         seconds_by_size[str(size)] = (best["ours"] / copies, best["torch"] / copies)
     return seconds_by_size

@@ -18,13 +18,13 @@ ARGUMENTS = 9  # of a product
 compiled = partial(njit, nogil=True, cache=True, error_model="numpy", fastmath={"contract", "reassoc", "nsz", "arcp"})
 
 
-def address_of(product: Callable[..., None]) -> int:
-    """Where a product of whole numbers (addresses, strides, sizes) begins, compiled first where it is not yet."""
-    address: int = _called_by_address(product).address
+def address_of(function: Callable[..., None], arguments: int = ARGUMENTS) -> int:
+    """Where a function of whole numbers (addresses, strides, sizes) begins, compiled first where it is not yet."""
+    address: int = _called_by_address(function, arguments).address
     return address
 
 
 @cache
-def _called_by_address(product: Callable[..., None]) -> Any:
+def _called_by_address(function: Callable[..., None], arguments: int) -> Any:
     """Kept, because whoever calls it knows nothing but its address."""
-    return cfunc(types.void(*(types.int64,) * ARGUMENTS), cache=True)(product)
+    return cfunc(types.void(*(types.int64,) * arguments), cache=True)(function)

@@ -76,7 +76,7 @@ def attend_across(
     by_head = query.reshape(tokens, heads, group, size).transpose(0, 1).contiguous()
     out = torch.empty_like(by_head)
     lengths = rows.lengths
-    scores = torch.empty(num_threads * MOST_QUERIES * max(lengths))
+    scores = torch.empty(num_threads * MOST_QUERIES * max(lengths), dtype=torch.float32)
     with turn(num_threads):
         _across(
             by_head.data_ptr(), keys.data_ptr(), values.data_ptr(), out.data_ptr(),
@@ -98,10 +98,10 @@ def is_faster(heads: int, size: int) -> bool:
 @torch.inference_mode()
 def compare(heads: int, size: int, threads: int) -> tuple[float, float]:
     """Seconds of (ours, torch's)."""
-    pools = [torch.rand(2, 1, TIMED_KEYS, heads, size).transpose(2, 3) for _ in range(FAR_APART)]
+    pools = [torch.rand(2, 1, TIMED_KEYS, heads, size, dtype=torch.float32).transpose(2, 3) for _ in range(FAR_APART)]
     scale, totals = Scale(size**-0.5, None, None), {"ours": 0.0, "torch": 0.0}
     for count in TIMED_COUNTS:
-        query = torch.rand(count, heads, size)
+        query = torch.rand(count, heads, size, dtype=torch.float32)
         plan = plan_across((0,), (TIMED_KEYS,), (count,), 1, query.device)
         best = seconds({"ours": partial(_ours, query, pools, plan, scale, threads),
                         "torch": partial(_torch, query, pools, plan, scale)})  # fmt: skip

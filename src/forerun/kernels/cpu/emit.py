@@ -43,6 +43,13 @@ def shuffled(build: Any, a: Any, b: Any, lanes: Iterable[int]) -> Any:
     return build.shuffle_vector(a, other, ir.Constant(ir.VectorType(I32, len(places)), places))
 
 
+def everywhere(build: Any, number: Any, lanes: int) -> Any:
+    """A number in all lanes of a vector."""
+    vector = ir.Constant(ir.VectorType(number.type, lanes), ir.Undefined)
+    first = build.insert_element(vector, number, ir.Constant(I32, 0))
+    return build.shuffle_vector(first, vector, ir.Constant(ir.VectorType(I32, lanes), [0] * lanes))
+
+
 def call(build: Any, name: str, result: Any, *arguments: Any) -> Any:
     """A function of LLVM's by its name."""
     kind = ir.FunctionType(result, [argument.type for argument in arguments])

@@ -41,7 +41,7 @@ def run_experts(x: Tensor, chosen: Tensor, shares: Tensor, weights: ExpertWeight
     rows = order // chosen.shape[1]
     starts = np.flatnonzero(np.diff(experts.numpy(), prepend=-1))
     sorted_x = x.numpy()[rows]
-    out, inner = torch.zeros(x.shape), weights.second.shape[2]
+    out, inner = torch.zeros(x.shape, dtype=torch.float32), weights.second.shape[2]
     work = np.empty((3, len(order), max(2 * inner, x.shape[1])), dtype=np.float32)
     activation = CLAMPED if weights.activation is None else int(weights.activation)
     biases = [0 if bias is None else bias.data_ptr() for bias in (weights.first_bias, weights.second_bias)]

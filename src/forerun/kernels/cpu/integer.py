@@ -16,7 +16,7 @@ from llvmlite import ir
 from numba import carray, njit, types
 from numba.extending import intrinsic
 
-from forerun.kernels.cpu import emit
+from forerun.kernels.cpu import emit, quads
 from forerun.kernels.cpu.compiled import address_of
 from forerun.kernels.cpu.emit import F32, I8, I16, I32, I64, Loop, floats, load, shuffled, whole
 from forerun.kernels.cpu.memory import Floats, pointer
@@ -197,4 +197,22 @@ def _product(
     _rounded_product(w, numbers, scales, out, out_stride, first, last)
 
 
-product_address = partial(address_of, _product)
+def _product_in_quads(
+    w: int, x: int, x_stride: int, out: int, out_stride: int, tokens: int, size: int, first: int, last: int
+) -> None:
+    """The same where the processor has the instruction of `quads`: whole tiles by that, what is left as above."""
+    numbers, scales = np.empty((tokens, size), ACTIVATION), np.empty(tokens, np.float32)
+    for t in range(tokens):
+        scales[t] = _round(carray(pointer(x + t * x_stride * 4), (size,), np.float32), numbers[t])
+    done, stop = 0, first
+    if tokens >= quads.TOKENS and size % quads.GROUP == 0:
+        done, stop = tokens // quads.TOKENS * quads.TOKENS, last - (last - first) % quads.OUTPUTS
+        laid, offsets = np.empty(done * size, np.int8), np.empty(done, np.int32)
+        panel, factors = np.empty(quads.OUTPUTS * size, np.int8), np.empty(quads.OUTPUTS, np.float32)
+        quads.whole_tiles(w, numbers[:done], scales[:done], out, out_stride, first, stop, laid, offsets, panel, factors)
+    if done < tokens:
+        _rounded_product(w, numbers[done:], scales[done:], out + done * out_stride * 4, out_stride, first, stop)
+    _rounded_product(w, numbers, scales, out, out_stride, stop, last)
+
+
+product_address = partial(address_of, _product_in_quads if quads.IS_HERE and IS_X86 else _product)

@@ -43,7 +43,7 @@ def linear_at(x: Tensor, weight: tuple[int, int], count: int, bias: Tensor | Non
     """The same with a weight of `count` rows given by its address and that of the product for its format."""
     size = x.shape[-1]
     rows = x.reshape(-1, size).contiguous()
-    out = torch.empty(rows.shape[0], count)
+    out = torch.empty(rows.shape[0], count, dtype=torch.float32)
     address, product = weight
     with turn(num_threads):
         for first in range(0, rows.shape[0], ROWS_AT_ONCE):

@@ -49,9 +49,15 @@ class NarrowWeight(Tensor):
         """Whether what it is multiplied with is rounded as well."""
         return self.format.name in (integer.NAME, panels.NAME)
 
-    def dense(self) -> Tensor:
-        """The float32 copy."""
-        return self.format.decode(self.raw.reshape(-1)).view(self.shape)
+    def dense(self, room: Tensor | None = None) -> Tensor:
+        """The float32 copy, which may be made in `room`: float32 memory for at least as many numbers."""
+        if self.multiplies_integers or not _can_widen(self):
+            return self.format.decode(self.raw.reshape(-1)).view(self.shape)
+        if room is None:
+            room = torch.empty(self.shape.numel(), dtype=torch.float32, device=self.raw.device)
+        made = room[: self.shape.numel()].view(self.shape)
+        _widen(self, made)
+        return made
 
     @classmethod
     def __torch_function__(cls, func: Any, kinds: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -115,6 +121,22 @@ def _product(x: Tensor, weight: NarrowWeight, bias: Tensor | None) -> Tensor:
     return linear_at(x, (address(weight), product_of(weight)), weight.shape[0], bias, most_threads())
 
 
+def _can_widen(weight: NarrowWeight) -> bool:
+    from forerun.kernels.cpu.dense import can_widen
+    from forerun.kernels.cpu.widen import number_of
+
+    return weight.raw.device.type == "cpu" and can_widen(number_of(weight.format.name), weight.shape[1])
+
+
+def _widen(weight: NarrowWeight, out: Tensor) -> None:
+    from forerun.kernels.cpu.dense import widen
+    from forerun.kernels.cpu.threads import most_threads
+    from forerun.kernels.cpu.widen import number_of
+
+    rows, size = weight.shape
+    widen(number_of(weight.format.name), address(weight), out.data_ptr(), rows, size, most_threads())
+
+
 class _StraightThrough(torch.autograd.Function):
     """A product of integers whose gradients are those of the product with the weight's values, as if none were rounded.
 
@@ -144,7 +166,7 @@ def _embedding(ids: Tensor, weight: NarrowWeight) -> Tensor:
     if is_in_panels(weight):
         return panels.look_up(weight.raw, ids.reshape(-1)).view(*ids.shape, weight.shape[1])
     rows = weight.raw.index_select(0, ids.reshape(-1))  # which refuses negative ids, as torch's own does
-    return weight.format.decode(rows.reshape(-1)).view(*ids.shape, weight.shape[1])
+    return NarrowWeight(rows, weight.format).dense().view(*ids.shape, weight.shape[1])
 
 
 def is_narrow(weight: Any) -> bool:

@@ -18,7 +18,7 @@ from numba.extending import intrinsic
 
 from forerun.kernels.cpu import emit
 from forerun.kernels.cpu.compiled import address_of
-from forerun.kernels.cpu.emit import F32, I8, I16, I32, I64, Loop, floats, load, shuffled, whole
+from forerun.kernels.cpu.emit import F32, I8, I16, I32, I64, Loop, everywhere, floats, load, shuffled, whole
 from forerun.kernels.cpu.integer import INFINITE, SIGN, TO_ROUND
 from forerun.kernels.cpu.memory import Floats
 from forerun.kernels.cpu.processor import PROCESSOR, Processor
@@ -72,7 +72,7 @@ def _emit_rounding(build: Any, x: Any, numbers: Any, scale: Any, offset: Any) ->
     inverse = build.select(counts, build.fdiv(steps, largest), ir.Constant(F32, 0.0))
     sound = build.select(is_sound, values, ir.Constant(vector, [0.0] * GROUP))
     to_round = ir.Constant(vector, [float(TO_ROUND)] * GROUP)
-    nearest = build.fadd(build.fmul(sound, _everywhere(build, inverse, GROUP)), to_round)
+    nearest = build.fadd(build.fmul(sound, everywhere(build, inverse, GROUP)), to_round)
     found = build.fptosi(build.fsub(nearest, to_round), whole_numbers)
     narrow = ir.VectorType(_NUMBER, GROUP)
     build.store(build.trunc(found, narrow), build.inttoptr(numbers, narrow.as_pointer()), align=1)
@@ -130,7 +130,7 @@ def _emit(build: Any, tokens: int, arguments: Any) -> None:
                 sums[t][part] = _dot(build, sums[t][part], weight, four)
     grown = []
     for t in range(tokens):
-        scale = _everywhere(build, build.load(build.gep(their_scales, at[t]), align=4), OUTPUTS)
+        scale = everywhere(build, build.load(build.gep(their_scales, at[t]), align=4), OUTPUTS)
         found = [build.sitofp(_one_an_output(build, each), vector) for each in sums[t]]
         grown.append([build.fadd(old, build.fmul(new, scale)) for old, new in zip(totals[t], found, strict=True)])
     loop.end(build, [(group, build.add(group, whole(1)))], groups, (totals, grown))
@@ -146,7 +146,7 @@ def _emit(build: Any, tokens: int, arguments: Any) -> None:
 def _begin(build: Any, offset: Any) -> Any:
     """Where a group's sums begin: VPDPBUSD's weights are 128 too large."""
     if WAY == BYTES_OF_FOUR:
-        return _everywhere(build, offset, OUTPUTS)
+        return everywhere(build, offset, OUTPUTS)
     count = 2 * OUTPUTS if WAY == PAIRS_OF_WORDS else OUTPUTS
     return ir.Constant(ir.VectorType(I32, count), [0] * count)
 
@@ -163,7 +163,7 @@ def _weight(build: Any, numbers: Any, offset: int) -> Any:
 def _four(build: Any, own: Any, offset: int) -> Any:
     """Four numbers of a token, once for each output of a register."""
     word = ir.IntType(QUAD * _NUMBER.width)
-    spread = _everywhere(build, load(build, own, offset, word), OUTPUTS)
+    spread = everywhere(build, load(build, own, offset, word), OUTPUTS)
     numbers = build.bitcast(spread, ir.VectorType(_NUMBER, OUTPUTS * QUAD))
     return build.sext(numbers, ir.VectorType(I32, OUTPUTS * QUAD)) if WAY == PAIRS_OF_WORDS else numbers
 
@@ -184,12 +184,6 @@ def _one_an_output(build: Any, sums: Any) -> Any:
     if WAY != PAIRS_OF_WORDS:
         return sums
     return build.add(*(shuffled(build, sums, None, range(start, 2 * OUTPUTS, 2)) for start in (0, 1)))
-
-
-def _everywhere(build: Any, number: Any, lanes: int) -> Any:
-    vector = ir.Constant(ir.VectorType(number.type, lanes), ir.Undefined)
-    first = build.insert_element(vector, number, ir.Constant(I32, 0))
-    return build.shuffle_vector(first, vector, ir.Constant(ir.VectorType(I32, lanes), [0] * lanes))
 
 
 @njit(nogil=True, cache=True)

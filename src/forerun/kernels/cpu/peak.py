@@ -25,7 +25,9 @@ def _again(w: int, x: int, out: int, size: int, tokens: int, rounds: int, num_th
 
 def operations_per_second(num_threads: int) -> float:
     """Multiplications and additions, the best of several tries."""
-    w, x, out = torch.ones(ROWS, SIZE), torch.ones(MOST_TOKENS, SIZE), torch.empty(num_threads * MOST_TOKENS, SIZE)
+    w, x, out = (
+        torch.ones(count, SIZE, dtype=torch.float32) for count in (ROWS, MOST_TOKENS, num_threads * MOST_TOKENS)
+    )
     best = float("inf")
     with turn(num_threads):
         for _ in range(1 + REPEATS):  # the first one may compile

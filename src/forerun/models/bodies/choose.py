@@ -135,7 +135,7 @@ def _measure(model: PreTrainedModel, most: int) -> dict[str, float]:
     counts = [2**i for i in range(most.bit_length()) if 2**i < most] + [most]
     bodies: dict[str, Body] = {str(count): CpuBody(model, count) for count in counts}
     bodies["modules"] = ModulesBody(model, families.inspect(model, headless=True))
-    embeddings = torch.rand(PAST, model.config.get_text_config(decoder=True).hidden_size)
+    embeddings = torch.rand(PAST, model.config.get_text_config(decoder=True).hidden_size, dtype=model.dtype)
     steps = {name: _stepper(body, embeddings) for name, body in bodies.items()}
     totals = dict.fromkeys(steps, 0.0)
     for tokens in TIMED:
@@ -169,7 +169,7 @@ def _measure_longest_pass(model: PreTrainedModel, threads: int) -> int | None:
     for shorter, tokens in pairwise((max(TIMED), *PROMPTS)):
         if family.context_length is not None and 2 * tokens > family.context_length:
             break
-        embeddings = torch.rand(tokens, model.config.get_text_config(decoder=True).hidden_size)
+        embeddings = torch.rand(tokens, model.config.get_text_config(decoder=True).hidden_size, dtype=model.dtype)
         steps = {name: partial(_stepper(body, embeddings), tokens) for name, body in bodies.items()}
         times = seconds(steps, 2)
         if times["tiles"] >= times["library"]:
@@ -197,7 +197,7 @@ def _measure_whisper(model: PreTrainedModel) -> dict[str, float]:
     from forerun.kernels.cpu.measured import seconds
 
     config, sources = model.config, Sources()
-    states = torch.rand(config.max_source_positions, config.d_model)
+    states = torch.rand(config.max_source_positions, config.d_model, dtype=model.dtype)
     sources.read(0, Source(states=states))
     sources.put([states], projections(model.get_decoder()))
     past = torch.zeros(min(WHISPER_PAST, config.max_target_positions // 2), dtype=torch.long)

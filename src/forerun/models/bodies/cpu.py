@@ -232,7 +232,7 @@ class CpuBody(DescribedBody):
         self._norm = np.zeros(1, dtype=norms.NORM)[0]
         _fill_norm(self._norm, says.norm)
         sizes = says.head_size, says.value_size or says.head_size
-        self._like = tuple(torch.empty(0, says.num_key_heads, size) for size in sizes)
+        self._like = tuple(torch.empty(0, says.num_key_heads, size, dtype=torch.float32) for size in sizes)
 
 
 def places_of(call: ForwardPass) -> tuple[Ints, Ints]:

@@ -61,14 +61,14 @@ class LibraryBody(cpu.CpuBody):
         x = x.clone() if x is call.new else x.contiguous()
         self._prepare(call.cache, call.rows.longest, 0)
         wanted = _wanted(call)
-        states = _States(x, call.rows)
+        states, room = _States(x, call.rows), _Room()
         with turn(self.num_threads):
             for index, layer in enumerate(self.decoder.layers):
-                inner, query = self._write_heads(index, layer.attention, states.x, positions, starts + positions)
+                inner, query = self._write_heads(index, layer.attention, states.x, positions, starts + positions, room)
                 if wanted is not None and index == len(self.decoder.layers) - 1:
                     states, inner, query = states.of(*wanted), inner[wanted[1]], query[:, wanted[1]]
                 if len(states.x):
-                    self._finish_layer(index, layer, states, inner, query)
+                    self._finish_layer(index, layer, states, inner, query, room)
         self._pools = []  # the cache's: it may give them back before the next long pass
         last = states.x.numpy()
         norms.norms(last, self._norm, last)
@@ -77,11 +77,13 @@ class LibraryBody(cpu.CpuBody):
         x[wanted[1]] = states.x
         return x
 
-    def _write_heads(self, index: int, says: Any, x: Tensor, positions: Ints, addresses: Ints) -> tuple[Tensor, Tensor]:
+    def _write_heads(
+        self, index: int, says: Any, x: Tensor, positions: Ints, addresses: Ints, room: _Room
+    ) -> tuple[Tensor, Tensor]:
         """What attention reads [N, H], and queries [Hq, N, D]; keys and values are in the cache."""
         decoder, inner = self.decoder, torch.empty_like(x)
         pointwise.norm_rows(x.numpy(), self._layers, index, False, inner.numpy(), self.num_threads)
-        heads = _products(inner, says.qkv)
+        heads = _products(inner, says.qkv, room)
         query = x.new_empty(decoder.num_heads, len(x), decoder.head_size)
         pointwise.finish_rows(
             heads.numpy(), query.numpy(), self._order(says), self._layers, index, self._angles, positions, addresses,
@@ -93,13 +95,15 @@ class LibraryBody(cpu.CpuBody):
         count = self.decoder.num_heads + 2 * self.decoder.num_key_heads
         return np.array(range(count) if says.head_order is None else says.head_order, dtype=np.int64)
 
-    def _finish_layer(self, index: int, layer: DecoderLayer, states: _States, inner: Tensor, query: Tensor) -> None:
+    def _finish_layer(
+        self, index: int, layer: DecoderLayer, states: _States, inner: Tensor, query: Tensor, room: _Room
+    ) -> None:
         """Attention over the cache and the MLP, added to the hidden states in place."""
         says, x, threads = layer.attention, states.x, self.num_threads
         assert isinstance(says, Attention) and isinstance(layer.mlp, Mlp)
         pools = self._pools[index].by_head
         mixed = attend_bands(query.transpose(0, 1), *pools, states.bands(says.window), says.scale)
-        delta = _products(mixed.reshape(len(x), -1), (says.out,))
+        delta = _products(mixed.reshape(len(x), -1), (says.out,), room)
         if layer.is_parallel:  # the MLP reads x before attention is added to it
             pointwise.norm_rows(x.numpy(), self._layers, index, True, inner.numpy(), threads)
         pointwise.add_rows(x.numpy(), delta.numpy(), self._layers, index, False, threads)
@@ -107,9 +111,9 @@ class LibraryBody(cpu.CpuBody):
             pointwise.norm_rows(x.numpy(), self._layers, index, True, inner.numpy(), threads)
         width = int(self._layers[index]["inner"])
         for part, some in zip(delta.split(INNER_TOKENS), inner.split(INNER_TOKENS), strict=True):
-            pairs = _products(some, layer.mlp.first)
+            pairs = _products(some, layer.mlp.first, room)
             pointwise.activate_rows(pairs.numpy(), self._layers, index, threads)
-            _multiply(pairs[:, :width], layer.mlp.second, part)
+            _multiply(pairs[:, :width], layer.mlp.second, part, room)
         pointwise.add_rows(x.numpy(), delta.numpy(), self._layers, index, True, threads)
 
 
@@ -145,22 +149,37 @@ def _wanted(call: ForwardPass) -> tuple[RaggedRows, Tensor] | None:
     return RaggedRows(rows.slots, past, tuple(tails)), call.keep
 
 
-def _products(x: Tensor, products: tuple[Product, ...]) -> Tensor:
+class _Room:
+    """Where weights that are stored narrow are widened, one after the other, as long as a pass takes.
+
+    New memory for each would cost as much time as widening: the system hands it out page by page, cleared.
+    """
+
+    def __init__(self) -> None:
+        self._memory = torch.empty(0, dtype=torch.float32)
+
+    def widened(self, weight: NarrowWeight) -> Tensor:
+        if weight.numel() > len(self._memory):
+            self._memory = torch.empty(weight.numel(), dtype=torch.float32)
+        return weight.dense(self._memory)
+
+
+def _products(x: Tensor, products: tuple[Product, ...], room: _Room) -> Tensor:
     """Side by side, [N, sum of outputs]."""
     widths = [by_outputs(product).shape[0] for product in products]
     made = x.new_empty(len(x), sum(widths))
     for product, out in zip(products, made.split(widths, dim=1), strict=True):
-        _multiply(x, product, out)
+        _multiply(x, product, out, room)
     return made
 
 
-def _multiply(x: Tensor, product: Product, out: Tensor) -> None:
+def _multiply(x: Tensor, product: Product, out: Tensor, room: _Room) -> None:
     weight, bias = by_outputs(product), product.bias
     if isinstance(weight, NarrowWeight):
         if weight.multiplies_integers:
             out.copy_(F.linear(x, weight, bias))
             return
-        weight = weight.dense()
+        weight = room.widened(weight)
     if bias is None:
         torch.mm(x, weight.T, out=out)
     else:

@@ -130,7 +130,7 @@ class WhisperBody(FusedBody):
         self.parameters = [_of_layer(layer) for layer in self.decoder.layers]
         self._places = self._where()
         self._products = np.array([[product_of(weight) for weight in layer] for layer in self.parameters])
-        self._like = (torch.empty(0, self.heads, self.size),) * 2
+        self._like = (torch.empty(0, self.heads, self.size, dtype=torch.float32),) * 2
 
     def hidden(self, call: ForwardPass) -> Tensor:
         assert call.sources is not None, "a Whisper reads a source"
