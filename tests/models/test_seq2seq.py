@@ -295,6 +295,7 @@ def test_what_cannot_be_read_is_refused() -> None:
     for source, message in (
         (Source(), "at least one token"),
         (Source(states=torch.zeros(3, 31)), r"\[length, 32\]"),
+        (Source(states=torch.zeros(0, 32)), "at least one"),
     ):
         with pytest.raises(InvalidArgument, match=message):
             t5.read(0, source)
@@ -309,6 +310,16 @@ def test_what_cannot_be_read_is_refused() -> None:
         t5.score([0], [[2]])
     with pytest.raises(InvalidArgument, match="no encoder"):
         Scorer(tiny_model("llama")).check_source(Source(ids=(1,)))
+
+
+def test_features_of_which_a_mask_leaves_nothing_take_no_other_along() -> None:
+    model, features = tiny_model("moonshine"), rows_of("moonshine")[0]
+    made, mask = Seq2SeqScorer(model), torch.ones(len(features), dtype=torch.long)
+    for row, own in enumerate((mask, 0 * mask)):
+        made.admit(row)
+        made.read(row, Source(features=features, mask=own))
+    check(made.score([0], [[2]]), recomputed(model, "moonshine", features, [2]))
+    assert made.why_unread(0) is None and "mask" in (made.why_unread(1) or "")
 
 
 def test_other_models_are_refused() -> None:

@@ -65,10 +65,10 @@ class Encoder:
     def check(self, source: Source) -> None:
         """Raise unless the encoder can read this."""
         if (states := self._states(source)) is not None:
-            if states.ndim != 2 or states.shape[1] != self.width:
+            if states.ndim != 2 or states.shape[1] != self.width or not len(states):
                 raise InvalidArgument(
                     f"encoder states of shape {tuple(states.shape)}: this model's decoder reads [length, {self.width}] "
-                    "for each row"
+                    "for each row, of at least one"
                 )
         elif self.reads_text and not source.ids:
             raise InvalidArgument("the source is empty: give the encoder at least one token")
@@ -138,6 +138,8 @@ class Encoder:
         kept = mask if self.reads_text else getattr(out, "attention_mask", None)
         if kept is None:
             return list(states)
+        if not kept.any(-1).all():
+            raise InvalidArgument(f"the mask of {self.name} leaves nothing of a source: give at least one frame")
         return [row[real] for row, real in zip(states, kept.bool(), strict=True)]
 
     def _text(self, sources: Sequence[Source]) -> tuple[Tensor, Tensor | None]:
