@@ -6,12 +6,14 @@ import gc
 import importlib.util
 import os
 import random
+import sys
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 
+from support import compiling
 from support import interpreter as _first  # noqa: F401  before anything that imports Triton
 from support.data import lack_of
 from support.stories import CHECKPOINT, VOCABULARY, Stories, load_stories
@@ -31,6 +33,8 @@ def pytest_collection_finish() -> None:
     """Thousands of tests and their modules stay until the end: the garbage collector need not look through them."""
     gc.collect()
     gc.freeze()
+    if "PYTEST_XDIST_WORKER" in os.environ and "numba" in sys.modules:
+        compiling.in_turns()
 
 
 @pytest.hookimpl(optionalhook=True)
