@@ -107,7 +107,7 @@ def test_processors_see_every_position(drafter: str, processor: Any) -> None:
 @pytest.mark.parametrize("at", (None, 0, 3, 4, 6, 7))
 def test_banned_tokens_at_all_positions_are_transformers_one_by_one(at: int | None) -> None:
     """At every position or at one of them, which may be before or behind; ids the model does not have are nobody's."""
-    ids, history, drafted = [3, 90, 5, 400], [1, 2, 3], [4, 5, 6]
+    ids, history, drafted = [3, 90, 5, 400, -1], [1, 2, 3], [4, 5, 6]
     theirs = SuppressTokensLogitsProcessor(ids) if at is None else SuppressTokensAtBeginLogitsProcessor(ids, at)
     logits = torch.randn(4, 97)
     rows = [theirs(torch.tensor([[*history, *drafted[:i]]]), logits[i : i + 1].clone()) for i in range(4)]
@@ -133,6 +133,29 @@ def test_stateful_processors_are_refused(drafter: str) -> None:
     with pytest.raises(InvalidArgument, match="Counting changes its own state"):
         decoder.generate(*padded(PROMPTS), max_new_tokens=4, logits_processor=[Counting()])
     assert len(decoder.generate(*padded(PROMPTS), max_new_tokens=4).new_tokens[0]) == 4
+
+
+class Remembering:
+    """Keeps what it has seen in something of its own, changed in place."""
+
+    def __init__(self, seen: Any) -> None:
+        self.seen = seen
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        length = input_ids.shape[1]
+        if isinstance(self.seen, dict):
+            self.seen[length] = True
+        elif isinstance(self.seen, set):
+            self.seen.add(length)
+        else:
+            self.seen += type(self.seen)([length])
+        return scores
+
+
+@pytest.mark.parametrize("kind", (list, dict, set, tuple))
+def test_processors_that_remember_are_refused(kind: type) -> None:
+    with pytest.raises(InvalidArgument, match="Remembering changes its own state"):
+        decoder_with("none").generate(*padded(PROMPTS), max_new_tokens=2, logits_processor=[Remembering(kind())])
 
 
 @pytest.mark.parametrize("temperature", (0.0, 1.1))

@@ -32,7 +32,8 @@ def both(prompt: int) -> list[Any]:
 
 
 def forced(prompt: int) -> list[Any]:
-    return [ForcedEOSTokenLogitsProcessor(prompt + 17, 5), NoBadWordsLogitsProcessor([[4], [6]])]
+    ends = ForcedBOSTokenLogitsProcessor(8), ForcedEOSTokenLogitsProcessor(prompt + 17, 5)
+    return [*ends, NoBadWordsLogitsProcessor([[4], [6]])]
 
 
 def asked(processors: Processors, params: SamplingParams = SAMPLED, number: int = 3) -> list[Request]:
@@ -51,7 +52,7 @@ def test_the_same_is_said(processors: Processors, params: SamplingParams) -> Non
     assert got == texts(engine(False), asked(processors, params))
     assert len(sent) >= 3 and made.runner is not None and not made.runner.is_disabled
     if processors is forced:
-        assert all(row[-1] == 5 for row in got.values())
+        assert all(row[-1] == 5 for row in got.values()) and got[0][0] == 8, "behind a prompt of one token"
     else:
         assert all(token % 2 for row in got.values() for token in row)
         assert all(row[0] % 3 for row in got.values()) and not all(t % 3 for row in got.values() for t in row)
@@ -79,9 +80,13 @@ class TestReading:
         assert self.bans() == Bans()
         assert self.bans(*both(3)) == Bans(tuple(NEVER), tuple(FIRST))
         assert self.bans(SuppressTokensAtBeginLogitsProcessor([7], 4)) == Bans(since=2)
-        assert self.bans(ForcedBOSTokenLogitsProcessor(7)) == Bans()
+        assert self.bans(ForcedBOSTokenLogitsProcessor(7)) == Bans(), "which is for prompts of one token"
         assert self.bans(ForcedEOSTokenLogitsProcessor(12, 2)) == Bans(until=8)
         assert self.bans(NoBadWordsLogitsProcessor([[4], [2]], 2)) == Bans(never=(4,))
+
+    def test_a_forced_first_token_is_left_to_the_host(self) -> None:
+        asked = Request(prompt=(1,), max_new_tokens=9, processors=(ForcedBOSTokenLogitsProcessor(7),))
+        assert bans_of(asked) == Bans(since=1)
 
     def test_what_is_more_than_a_ban(self) -> None:
         class Derived(SuppressTokensLogitsProcessor):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 import torch
 
@@ -168,3 +170,20 @@ def test_a_stop_string_that_begins_in_the_prompt_counts_unless_only_the_output_d
     assert row.finish_reason is FinishReason.LENGTH and len(row.tokens) == 20
     later = f"<{answer()[4]}><{answer()[5]}>"
     assert run(prophet(), tokenizer=Spell(), stop_strings=(later,), stops_in_prompt=False).tokens == answer()[:6]
+
+
+class Bytes:
+    """A token a byte."""
+
+    def decode(self, tokens: Sequence[int], skip_special_tokens: bool) -> str:
+        return bytes(tokens).decode(errors="replace")
+
+
+def test_a_stop_string_whose_every_byte_is_a_token() -> None:
+    """Of characters that are four bytes each, behind others that the window cuts."""
+    stop = "\N{GRINNING FACE}" * 7
+    text = ("é" * 30 + stop + "!").encode()
+    rule = StopRule(Request(prompt=(1,), max_new_tokens=500, stop_strings=(stop,)), 500, Bytes())
+    end = len(text) - 1
+    assert rule.cut(text[: end - 3], text[end - 3 :]) == (3, FinishReason.STOP)
+    assert rule.cut([], text) == (end, FinishReason.STOP)
