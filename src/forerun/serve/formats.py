@@ -224,7 +224,7 @@ def usage(num_prompt_tokens: int, choices: Sequence[Choice]) -> Answer:
             "accepted_prediction_tokens": accepted,
             "rejected_prediction_tokens": predicted - accepted,
         },
-        "speculation": [{"index": index, **_speculation(choice.stats)} for index, choice in enumerate(choices)],
+        "speculation": [{"index": choice.index, **_speculation(choice.stats)} for choice in choices],
     }
 
 

@@ -168,13 +168,13 @@ def asked_grammar(body: Generation) -> tuple[str, str] | None:
     return name, FIELDS[name](value)
 
 
-def _from_schema(schema: dict[str, Any] | str) -> str:
-    text = schema if isinstance(schema, str) else json.dumps(schema)
+def _from_schema(schema: dict[str, Any] | str, param: str = "guided_json") -> str:
     try:
+        text = schema if isinstance(schema, str) else json.dumps(schema)
         json.loads(text)
         return LLMatcher.grammar_from_json_schema(text)
     except (ValueError, RecursionError) as error:
-        raise refused("guided_json", "must be a JSON schema") from error
+        raise refused(param, "must be a JSON schema") from error
 
 
 def _from_format(asked: ResponseFormat) -> str:
@@ -182,7 +182,8 @@ def _from_format(asked: ResponseFormat) -> str:
         return LLMatcher.grammar_from_json_schema(ANY_OBJECT)
     if asked.json_schema is None:
         raise refused("response_format.json_schema", "is missing")
-    return _from_schema({} if asked.json_schema.schema_ is None else asked.json_schema.schema_)
+    schema = asked.json_schema.schema_
+    return _from_schema({} if schema is None else schema, "response_format.json_schema.schema")
 
 
 def _from_choice(choices: list[str]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 INT64 = 2**63
 MOST_CHOICES = 128
@@ -13,19 +13,41 @@ MOST_STOPS = 16
 MOST_TOKENS = 2**31 - 1
 MOST_TOOLS = 128
 
-TokenIds = list[Annotated[int, Field(ge=0)]]
+# Of a list the first wrong item is all that is complained of: a complaint takes more time and memory than an item does.
+TokenIds = Annotated[list[Annotated[int, Field(ge=0)]], Field(fail_fast=True)]
 Count = Annotated[int, Field(ge=1, le=MOST_CHOICES)]
 NewTokens = Annotated[int, Field(ge=1, le=MOST_TOKENS)]
 Stop = Annotated[str, Field(min_length=1, max_length=1000)]
 Prompt = Annotated[str, Field(min_length=1)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 Bias = Annotated[float, Field(ge=-100, le=100)]
+FEW_BIASES = 1024  # of more than that, wrong ones are looked for before pydantic would list all of them
+
+
+def _first_wrong(given: Any) -> Any:
+    """Of many biases the first that is none, if there is one: the same complaint, and not a million of them."""
+    if not isinstance(given, dict) or len(given) <= FEW_BIASES:
+        return given
+    for token, bias in given.items():
+        if not (token.isdecimal() and len(token) <= 10 and type(bias) in (int, float) and -100 <= bias <= 100):
+            return {token: bias}
+    return given
 
 
 class Body(BaseModel):
     """Nothing is ignored, and nothing is converted: "1" is no number."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_unknown_field(cls, given: Any) -> Any:
+        """Of fields that are not here the first is complained of, however many there are."""
+        if not isinstance(given, dict) or len(given) <= len(cls.model_fields):
+            return given
+        names = {field.alias or name for name, field in cls.model_fields.items()}
+        unknown = next((name for name in given if name not in names), None)
+        return {name: value for name, value in given.items() if name in names or name == unknown}
 
 
 class StreamOptions(Body):
@@ -71,7 +93,7 @@ class Prediction(Body):
     """What the answer is expected to be, such as a file that is to be changed in a few places."""
 
     type: Literal["content"]
-    content: str | Annotated[list[TextPart], Field(min_length=1)]
+    content: str | Annotated[list[TextPart], Field(min_length=1, fail_fast=True)]
 
 
 class Generation(Body):
@@ -87,7 +109,9 @@ class Generation(Body):
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
-    logit_bias: dict[Annotated[str, Field(pattern=r"^\d{1,10}$")], Bias] | None = None
+    logit_bias: Annotated[
+        dict[Annotated[str, Field(pattern=r"^\d{1,10}$")], Bias] | None, BeforeValidator(_first_wrong)
+    ] = None
     max_tokens: NewTokens | None = None
     user: str | None = Field(None, description="A label of the client's own; it changes nothing.")
     # As in vLLM
@@ -116,7 +140,12 @@ class Generation(Body):
 class CompletionBody(Generation):
     """`POST /v1/completions`."""
 
-    prompt: Prompt | Annotated[list[Prompt], Field(min_length=1)] | TokenIds | list[TokenIds]
+    prompt: (
+        Prompt
+        | Annotated[list[Prompt], Field(min_length=1, fail_fast=True)]
+        | TokenIds
+        | Annotated[list[TokenIds], Field(fail_fast=True)]
+    )
     max_tokens: Annotated[int, Field(ge=0, le=MOST_TOKENS)] | None = Field(
         None, description="16 unless given, as in OpenAI's API; 0 only with echo."
     )
@@ -174,9 +203,11 @@ class Message(Body):
     """One turn."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | Annotated[list[TextPart], Field(min_length=1)] | None = None
+    content: str | Annotated[list[TextPart], Field(min_length=1, fail_fast=True)] | None = None
     name: str | None = None
-    tool_calls: Annotated[list[EarlierCall], Field(min_length=1)] | None = Field(None, description="Of an assistant.")
+    tool_calls: Annotated[list[EarlierCall], Field(min_length=1, fail_fast=True)] | None = Field(
+        None, description="Of an assistant."
+    )
     tool_call_id: str | None = Field(None, description="Of a tool: whose call it answers.")
     refusal: None = None
 
@@ -197,7 +228,7 @@ Tools = Annotated[list[Tool], Field(max_length=MOST_TOOLS)]
 class ChatBody(Generation):
     """`POST /v1/chat/completions`."""
 
-    messages: Annotated[list[Message], Field(min_length=1)]
+    messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)]
     max_completion_tokens: NewTokens | None = Field(None, description="Up to the context's end unless given.")
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] | None = None
@@ -221,7 +252,7 @@ class TokenizeBody(Body):
 
     model: str | None = None
     prompt: str | None = None
-    messages: Annotated[list[Message], Field(min_length=1)] | None = None
+    messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)] | None = None
     tools: Tools | None = Field(None, description="Of a chat.")
     add_special_tokens: bool | None = None
 
