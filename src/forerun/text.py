@@ -24,7 +24,7 @@ class StreamDecoder:
     """
 
     def __init__(self, tokenizer: Any, context: Sequence[int] = ()) -> None:
-        self._decode = decoder_of(tokenizer)
+        self._decode, self._is_joined = decoder_of(tokenizer), joins_bytes(tokenizer)
         self.tokens: list[int] = []
         self._window = self._end_of(context)
         self._done = len(self._window)  # tokens of the window whose text is out ...
@@ -34,6 +34,11 @@ class StreamDecoder:
         """The text that became certain with these tokens; empty in the middle of a character."""
         self.tokens += tokens
         known = len(self._window)
+        if self._is_joined and self._done == known:  # nothing before them can change their text: no window is needed
+            text = self._decode(list(tokens))
+            if text and UNFINISHED not in text:
+                self._window, self._done, self._before = list(tokens), len(tokens), text
+                return text
         self._window += tokens
         for end in range(len(self._window), known, -1):
             text = self._new(end)
@@ -101,16 +106,28 @@ def decoder_of(tokenizer: Any) -> Callable[[list[int]], str]:
     Where that is a call of the library behind it and nothing else, that call: the way there takes five times as long,
     and a server goes it for every round of every stream.
     """
+    if not _is_librarys(tokenizer):
+        return partial(decode_text, tokenizer)
+    return partial(tokenizer.backend_tokenizer.decode, skip_special_tokens=True)
+
+
+def joins_bytes(tokenizer: Any) -> bool:
+    """Whether the text of tokens is that of their bytes, one after the other, and nothing else, as GPT-2's is."""
+    from tokenizers.decoders import ByteLevel
+
+    return _is_librarys(tokenizer) and isinstance(tokenizer.backend_tokenizer.decoder, ByteLevel)
+
+
+def _is_librarys(tokenizer: Any) -> bool:
+    """Whether nothing but the library behind it decodes."""
     from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
     kind = type(tokenizer)
-    if not (
+    return (
         isinstance(tokenizer, PreTrainedTokenizerFast)
         and kind.decode is PreTrainedTokenizerBase.decode
         and kind._decode is PreTrainedTokenizerFast._decode
-    ):
-        return partial(decode_text, tokenizer)
-    return partial(tokenizer.backend_tokenizer.decode, skip_special_tokens=True)
+    )
 
 
 def pieces(tokenizer: Any, tokens: Sequence[int]) -> list[str]:

@@ -18,6 +18,7 @@ from forerun.serve.apart.remote import RemoteBackend
 from forerun.serve.apart.wire import Beginning, receive
 from forerun.serve.app import create_app
 from forerun.serve.backend import LocalBackend
+from forerun.serve.direct import DirectMiddleware
 from forerun.serve.model import ServedModel
 from forerun.serve.service import Service
 from forerun.serve.settings import AddressSettings, ServiceSettings
@@ -76,12 +77,13 @@ def running(
     key: str | None = None,
     tokenizer: Any = None,
     apart: bool = True,
+    direct: bool = True,
     **settings: Any,
 ) -> Iterator[Server]:
     """A server of text at a port of its own, until the block ends.
 
     Between the service and its engine is the socket that lies between two processes of `forerun serve`, unless they are
-    not to be `apart`, as in replicas.
+    not to be `apart`. Streams are written `direct` to connections, unless something is between, as in replicas.
     """
     decoder = decoder or make_decoder()
     limits = ServiceSettings(**{"timeout": 60.0, **settings})
@@ -91,7 +93,7 @@ def running(
         hosted(Beginning(model, limits, AddressSettings(), backend.is_split), backend)
         if apart
         else nullcontext(Service(model, backend, limits)) as service,
-        listening(service, key, decoder) as server,
+        listening(service, key, decoder, direct) as server,
     ):
         yield server
 
@@ -116,13 +118,18 @@ def hosted(beginning: Beginning, backend: LocalBackend) -> Iterator[Service]:
 
 @contextmanager
 def listening(
-    service: Service | SpeechService, key: str | None = None, decoder: SpeculativeDecoder | None = None
+    service: Service | SpeechService,
+    key: str | None = None,
+    decoder: SpeculativeDecoder | None = None,
+    direct: bool = True,
 ) -> Iterator[Server]:
     """The same of any service."""
     decoder = service.decoder if isinstance(service, SpeechService) else decoder
-    app = create_app(service, AddressSettings(api_key=key))
+    app: Any = create_app(service, AddressSettings(api_key=key))
+    app = DirectMiddleware(app) if direct else app
     with socket.create_server(("127.0.0.1", 0)) as listening:
-        server = uvicorn.Server(uvicorn.Config(app, log_level="error", access_log=False))
+        config = uvicorn.Config(app, log_level="error", access_log=False, http="h11")
+        server = uvicorn.Server(config)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
         thread.start()
         called = Server(service, decoder, f"http://127.0.0.1:{listening.getsockname()[1]}", key)

@@ -8,7 +8,7 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -90,14 +90,21 @@ async def heard(connection: socket.socket) -> Any:
     return await asyncio.to_thread(receive, connection)
 
 
+async def told_once(stream: RemoteStream) -> Sequence[Any]:
+    """What its listener is told first; it has enough then."""
+    every: list[Sequence[Any]] = []
+    await stream.listen(lambda gained: every.append(gained) is not None)
+    return every[0] if every else []
+
+
 def test_what_came_together_is_read_together_and_the_end_comes_last() -> None:
     async def play(backend: RemoteBackend, engine: socket.socket) -> None:
         stream = backend.submit(REQUEST)
         assert await heard(engine) == Submit(0, REQUEST)
         engine.sendall(pack(Round([GAIN], [])) + pack(Round([GAIN, (7, (1,), b"\0", ())], [ENDED])))
-        first, second = await stream.gathered()
+        first, second = await told_once(stream)
         assert first.tokens == (8, 9, 10) and second.origins == [Origin.ACCEPTED, Origin.ACCEPTED, Origin.BONUS]
-        assert await stream.gathered() == [] and await stream.finished() == ENDED
+        assert await told_once(stream) == [] and await stream.finished() == ENDED
         stream.close()
         looked = asyncio.create_task(backend.look())
         assert await heard(engine) == Look(1), "a stream that has ended is not aborted"
@@ -108,14 +115,14 @@ def test_what_came_together_is_read_together_and_the_end_comes_last() -> None:
 
 
 def test_tokens_that_are_held_back_come_without_a_further_round(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote, "MOST_WAKES", 5)
+    monkeypatch.setattr(remote, "MOST_TOLD", 5)
 
     async def play(backend: RemoteBackend, engine: socket.socket) -> None:
         stream, loop = backend.submit(REQUEST), asyncio.get_running_loop()
         for _ in range(2):
             engine.sendall(pack(Round([GAIN], [])))
             began = loop.time()
-            assert len(await stream.gathered()) == 1
+            assert len(await told_once(stream)) == 1
         assert 0.1 < loop.time() - began < 5, "the first at once, the second a fifth of a second later"
 
     played(play)
@@ -126,8 +133,7 @@ def test_whoever_has_read_nothing_is_told_first() -> None:
         read: list[int] = []
 
         async def reader(stream: RemoteStream) -> None:
-            while await stream.gathered():
-                read.append(stream.number)
+            await stream.listen(lambda gained: read.append(stream.number) is None)
 
         streams = [backend.submit(REQUEST) for _ in range(4)]
         readers = [asyncio.create_task(reader(stream)) for stream in streams]
@@ -152,9 +158,12 @@ def test_others_get_a_turn_while_many_are_told(monkeypatch: pytest.MonkeyPatch) 
         loop.add_reader(ours, lambda: (ours.recv(1), read.append(-1)))
 
         async def reader(stream: RemoteStream) -> None:
-            await stream.gathered()
-            theirs.send(b"!")  # as a request that comes while all are written to
-            read.append(stream.number)
+            def hear(gained: Sequence[Any]) -> bool:
+                theirs.send(b"!")  # as a request that comes while all are written to
+                read.append(stream.number)
+                return False
+
+            await stream.listen(hear)
 
         streams = [backend.submit(REQUEST) for _ in range(6)]
         readers = [asyncio.create_task(reader(stream)) for stream in streams]
@@ -165,6 +174,21 @@ def test_others_get_a_turn_while_many_are_told(monkeypatch: pytest.MonkeyPatch) 
         ours.close()
         theirs.close()
         assert [number for number in read if number >= 0] == list(range(6)) and read.index(-1) < 6
+
+    played(play)
+
+
+def test_a_listener_that_fails_fails_alone() -> None:
+    async def play(backend: RemoteBackend, engine: socket.socket) -> None:
+        def fail(gained: Sequence[Any]) -> bool:
+            raise RuntimeError("of a listener's own")
+
+        failing, other = backend.submit(REQUEST), backend.submit(REQUEST)
+        both = asyncio.gather(failing.listen(fail), told_once(other), return_exceptions=True)
+        await asyncio.sleep(0)
+        engine.sendall(pack(Round([GAIN, (1, *GAIN[1:])], [])))
+        failed, told = await both
+        assert isinstance(failed, RuntimeError) and len(told) == 1 and backend.state.is_alive
 
     played(play)
 
@@ -180,7 +204,7 @@ def test_whoever_leaves_is_told_on_and_whoever_stays_hears_that_the_engine_has_g
         await asyncio.sleep(0)
         engine.close()
         with pytest.raises(ApiError, match="restart the server"):
-            await staying.gathered()
+            await told_once(staying)
         with pytest.raises(ApiError, match="restart the server"):
             await staying.finished()
         assert not (await looked).is_alive and not backend.state.is_alive and lost.is_set()
@@ -320,8 +344,12 @@ def test_an_engine_that_this_process_has_started() -> None:
         backend.on_lost = lost.set
         await backend.open()
         stream, tokens = backend.submit(REQUEST), list[int]()
-        while gained := await stream.gathered():
-            tokens += [token for each in gained for token in each.tokens]
+
+        def hear(gained: Sequence[Any]) -> bool:
+            tokens.extend(token for each in gained for token in each.tokens)
+            return True
+
+        await stream.listen(hear)
         await backend.come_around()
         assert backend.state.is_alive
         os.kill(process.pid, signal.SIGTERM)  # as whoever stops a whole group: it means nothing

@@ -11,6 +11,7 @@ from typing import Protocol
 
 from forerun.decoder import SpeculativeDecoder
 from forerun.engine import AsyncEngine, FinishReason, Request, Stats
+from forerun.engine.async_engine import RequestStream
 from forerun.engine.row import TokenLogprob
 from forerun.errors import EngineClosed
 from forerun.parallel import Coordinator
@@ -46,11 +47,15 @@ class Ending(Protocol):
     def mean_logprob(self) -> float | None: ...
 
 
+Hear = Callable[[Sequence[Gained]], bool]
+"""Is told what has come, of one round or of several; False: that is enough."""
+
+
 class TokenStream(Protocol):
     """A sequence that is being decoded; used by one event loop."""
 
-    async def gathered(self) -> Sequence[Gained]:
-        """All that has come since, of one round or of several; empty once nothing more will."""
+    async def listen(self, hear: Hear) -> None:
+        """Have `hear` told of all that comes, as it comes, until that is enough or nothing more will."""
 
     async def finished(self) -> Ending:
         """Once it has ended."""
@@ -102,6 +107,23 @@ class Backend(ABC):
         """Take no more. With `drain`, what is under way is decoded first."""
 
 
+class LocalStream:
+    """A sequence of an engine in this process."""
+
+    def __init__(self, stream: RequestStream) -> None:
+        self._stream = stream
+
+    async def listen(self, hear: Hear) -> None:
+        while (gained := await self._stream.gathered()) and hear(gained):
+            pass
+
+    async def finished(self) -> Ending:
+        return await self._stream.finished()
+
+    def close(self) -> None:
+        self._stream.close()
+
+
 class LocalBackend(Backend):
     """The engine of a decoder, in a thread of this process."""
 
@@ -134,7 +156,7 @@ class LocalBackend(Backend):
         await come_around(self.engine)
 
     def submit(self, request: Request) -> TokenStream:
-        return self.engine.submit(request)
+        return LocalStream(self.engine.submit(request))
 
     async def prompt_logprobs(self, prompt: Sequence[int], alternatives: int) -> list[TokenLogprob | None]:
         return await prompt_logprobs(self.engine, self.decoder.target, prompt, alternatives)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -13,14 +12,16 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from forerun.engine import Request
+from forerun.serve.direct import writer_of
 from forerun.serve.errors import ApiError
-from forerun.serve.formats import Answer, Format, usage
-from forerun.serve.schemas import Generation
+from forerun.serve.formats import WRITER, Answer, Format, event, usage
+from forerun.serve.schemas import Generation, StreamOptions
 from forerun.serve.service import Asked, Choice, Gain, Service
 
 CLIENT_LEFT = 499  # nobody reads it; nginx writes it into its log for the same reason
-WRITER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))  # json.dumps makes a new one for every chunk
 NO_BUFFERING = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+NO_OPTIONS = StreamOptions(include_usage=None, continuous_usage_stats=None)
+KEEP_ALIVE, DONE = b": still here\n\n", b"data: [DONE]\n\n"
 
 
 @dataclass(slots=True)
@@ -38,9 +39,19 @@ class Call:
     async def answer(self, service: Service, http: HttpRequest, body: Generation) -> Response:
         if not body.stream:
             return await unless_left(http, self._whole(service))
-        gains = service.decode(self.requests, self.asked)
+        options, writer = body.stream_options or NO_OPTIONS, writer_of(http.scope)
+
+        def write(gain: Gain) -> bool:
+            """Into the connection, if what was written before has left: no task is needed for it."""
+            if writer is None or not writer.is_ready:
+                return False
+            if (chunk := self._chunk(gain, options)) is not None:
+                writer.write(chunk)
+            return True
+
+        gains = service.decode(self.requests, self.asked, write)
         await anext(gains)  # an error before the first byte has a status of its own
-        events = self._events(gains, body)
+        events = self._events(gains, options)
         return StreamingResponse(events, media_type="text/event-stream", headers=NO_BUFFERING)
 
     async def _whole(self, service: Service) -> Response:
@@ -61,41 +72,39 @@ class Call:
             kept += group
         return kept
 
-    async def _events(self, gains: AsyncGenerator[Gain | None, None], body: Generation) -> AsyncIterator[str]:
+    async def _events(self, gains: AsyncGenerator[Gain | None, None], options: StreamOptions) -> AsyncIterator[bytes]:
         """Server-sent events. The client has its status already: an error is an event, and the last."""
-        options = body.stream_options
-        wants_usage = options is not None and bool(options.include_usage)
-        continuous = options is not None and bool(options.continuous_usage_stats)
-
-        def chunk(choices: Sequence[Answer]) -> str:
-            more: Answer = {"usage": None} if wants_usage else {}
-            if continuous:
-                more = {"usage": self._usage()}
-            return _event(self.format.chunk(choices, **more))
-
+        last = b""
         try:
             for index in range(len(self.requests)):
                 if (opening := self.format.opening(index)) is not None:
-                    yield chunk([opening])
+                    yield self.format.chunk(opening, self._usage_so_far(options))
             async with aclosing(gains):
                 async for gain in gains:
                     if gain is None:
-                        yield ": still here\n\n"
-                        continue
-                    self.choices[gain.choice.index] = gain.choice
-                    if (news := self.format.news(gain)) is not None:
-                        yield chunk([news])
-            last = _event(self.format.chunk([], usage=self._usage())) if wants_usage else ""
+                        yield KEEP_ALIVE
+                    elif (chunk := self._chunk(gain, options)) is not None:
+                        yield chunk
+            if options.include_usage:
+                last = self.format.chunk(usage=WRITER.encode(self._usage()))
         except ApiError as error:
-            last = _event(error.body)
-        yield f"{last}data: [DONE]\n\n"
+            last = event(error.body)
+        yield last + DONE
+
+    def _chunk(self, gain: Gain, options: StreamOptions) -> bytes | None:
+        """What there is to tell of it, if anything."""
+        self.choices[gain.choice.index] = gain.choice
+        news = self.format.news(gain)
+        return None if news is None else self.format.chunk(news, self._usage_so_far(options))
+
+    def _usage_so_far(self, options: StreamOptions) -> str | None:
+        """What each chunk tells of it; None where it does not name it."""
+        if options.continuous_usage_stats:
+            return WRITER.encode(self._usage())
+        return "null" if options.include_usage else None
 
     def _usage(self) -> Answer:
         return usage(self.num_prompt_tokens, [self.choices[index] for index in sorted(self.choices)])
-
-
-def _event(answer: Answer) -> str:
-    return f"data: {WRITER.encode(answer)}\n\n"
 
 
 async def unless_left(http: HttpRequest, work: Coroutine[Any, Any, Response]) -> Response:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 import time
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Sequence
+from functools import cached_property
+from json.encoder import encode_basestring
 from typing import Any, ClassVar
 
 from forerun.engine import Stats
@@ -18,7 +21,13 @@ from forerun.serve.service import Choice, Gain
 from forerun.version import __version__
 
 Answer = dict[str, Any]
+WRITER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))  # json.dumps makes a new one for every chunk
 LEAST_LOGPROB = -9999.0  # what OpenAI's API says of very unlikely tokens: JSON has no infinity
+
+
+def event(answer: Answer) -> bytes:
+    """One of a stream."""
+    return f"data: {WRITER.encode(answer)}\n\n".encode()
 
 
 class Format(ABC):
@@ -27,6 +36,8 @@ class Format(ABC):
     prefix: ClassVar[str]
     kind: ClassVar[str]
     chunk_kind: ClassVar[str]
+    text_part: ClassVar[str]
+    """A choice of a chunk that tells text and nothing else, as most do: its index and its text are left open."""
 
     def __init__(self, model: ServedModel, *, logprobs: bool, origins: bool) -> None:
         self.model, self.logprobs, self.origins = model, logprobs, origins
@@ -45,15 +56,19 @@ class Format(ABC):
     def part(self, index: int, pieces: Sequence[Piece], finish_reason: str | None) -> Answer:
         """A choice of a chunk."""
 
-    def opening(self, index: int) -> Answer | None:
-        """A choice of the first chunk, where there is one before any text."""
+    def opening(self, index: int) -> str | None:
+        """A choice of the first chunk, written, where there is one before any text."""
         return None
 
-    def news(self, gain: Gain) -> Answer | None:
-        """A choice of a chunk, where one is worth sending: in the middle of a character there is no text."""
+    def news(self, gain: Gain) -> str | None:
+        """A choice of a chunk, written, where one is worth sending: in the middle of a character there is no text."""
+        if gain.finish_reason is None and not self.by_token:
+            text = "".join(piece.text for piece in gain.pieces)
+            return self.text_part % (gain.choice.index, encode_basestring(text)) if text else None
         part = self.part(gain.choice.index, gain.pieces, gain.finish_reason)
         wants_tokens = bool(gain.pieces) and (self.logprobs or self.origins)
-        return part if gain.finish_reason is not None or wants_tokens or self.says_something(part) else None
+        is_worth_it = gain.finish_reason is not None or wants_tokens or self.says_something(part)
+        return WRITER.encode(part) if is_worth_it else None
 
     @abstractmethod
     def says_something(self, part: Answer) -> bool:
@@ -63,8 +78,14 @@ class Format(ABC):
         listed = [self.whole_choice(index, choice) for index, choice in enumerate(choices)]
         return {**self._head(self.kind), "choices": listed, "usage": usage}
 
-    def chunk(self, choices: Sequence[Answer], **more: Any) -> Answer:
-        return {**self._head(self.chunk_kind), "choices": list(choices), **more}
+    def chunk(self, choice: str = "", usage: str | None = None) -> bytes:
+        """As an event, of what is written already. What all chunks of an answer begin with is written once."""
+        tail = "" if usage is None else f',"usage":{usage}'
+        return f"{self._chunk_head}{choice}]{tail}}}\n\n".encode()
+
+    @cached_property
+    def _chunk_head(self) -> str:
+        return event({**self._head(self.chunk_kind), "choices": []}).decode().removesuffix("]}\n\n")
 
     def _head(self, kind: str) -> Answer:
         return {
@@ -88,6 +109,7 @@ class ChatFormat(Format):
     """Of `/v1/chat/completions`."""
 
     prefix, kind, chunk_kind = "chatcmpl", "chat.completion", "chat.completion.chunk"
+    text_part = '{"index":%d,"delta":{"content":%s},"logprobs":null,"finish_reason":null}'
 
     def __init__(self, model: ServedModel, *, logprobs: bool, origins: bool, tools: Tools | None = None) -> None:
         super().__init__(model, logprobs=logprobs, origins=origins)
@@ -98,9 +120,9 @@ class ChatFormat(Format):
     def by_token(self) -> bool:
         return super().by_token or self._tools is not None
 
-    def opening(self, index: int) -> Answer | None:
+    def opening(self, index: int) -> str | None:
         delta = {"role": "assistant", "content": ""}
-        return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
+        return WRITER.encode({"index": index, "delta": delta, "logprobs": None, "finish_reason": None})
 
     def whole_choice(self, index: int, choice: Choice) -> Answer:
         message: Answer = {"role": "assistant", "content": choice.text, "refusal": None}
@@ -165,6 +187,7 @@ class CompletionFormat(Format):
     """Of `/v1/completions`."""
 
     prefix, kind, chunk_kind = "cmpl", "text_completion", "text_completion"
+    text_part = '{"index":%d,"text":%s,"logprobs":null,"finish_reason":null}'
 
     def __init__(self, model: ServedModel, *, logprobs: bool, origins: bool) -> None:
         super().__init__(model, logprobs=logprobs, origins=origins)

@@ -13,6 +13,7 @@ import uvicorn
 from forerun.files import allow_many_open_files
 from forerun.serve.app import create_app
 from forerun.serve.backend import SWITCH_SECONDS
+from forerun.serve.direct import DirectMiddleware
 from forerun.serve.service import Service
 from forerun.serve.settings import AddressSettings
 from forerun.serve.speech import SpeechService
@@ -74,7 +75,7 @@ def make_server(
 ) -> DrainingServer:
     """What listens once it is run; `on_ready` is given the address."""
     config = uvicorn.Config(
-        create_app(service, address),
+        DirectMiddleware(create_app(service, address)),
         host=address.host,
         port=address.port,
         log_level=address.log_level,

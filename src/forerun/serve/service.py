@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import aclosing, closing, suppress
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import partial
 
 from forerun.engine import FinishReason, Request, Stats
 from forerun.errors import ForerunError
@@ -62,6 +63,9 @@ class Asked:
 
 
 ANSWER = Asked()
+Tell = Callable[[Gain], None]
+Direct = Callable[[Gain], bool]
+"""Takes a gain on the spot; False where it cannot now."""
 
 
 class Service:
@@ -100,10 +104,13 @@ class Service:
         """As it was seen last."""
         return self.backend.state.is_alive
 
-    async def decode(self, requests: Sequence[Request], asked: Asked = ANSWER) -> AsyncGenerator[Gain | None, None]:
+    async def decode(
+        self, requests: Sequence[Request], asked: Asked = ANSWER, direct: Direct | None = None
+    ) -> AsyncGenerator[Gain | None, None]:
         """All choices of one call, as they come; None once all have been let in, and where nothing comes for long.
 
-        Leaving it ends those that have not ended.
+        What comes while whoever iterates waits for it goes to `direct` instead, if that can take it: no task is woken
+        then. Leaving it ends those that have not ended.
         """
         self.check_is_open()
         if asked.echo and asked.alternatives is not None and self.backend.is_split:
@@ -115,8 +122,8 @@ class Service:
         try:
             yield None
             pairs = zip(choices, places, strict=True)
-            streams = [self._decode(choice, place, asked, echo) for choice, place in pairs]
-            async with aclosing(_merged(streams, deadline)) as gains:
+            decodings = [partial(self._decode, choice, place, asked, echo) for choice, place in pairs]
+            async with aclosing(_merged(decodings, deadline, direct)) as gains:
                 async for gain in gains:
                     yield gain
         finally:
@@ -127,35 +134,37 @@ class Service:
         if self.is_draining:
             raise shutting_down()
 
-    async def _decode(
-        self, choice: Choice, place: Place, asked: Asked, echo: Echo | None
-    ) -> AsyncGenerator[Gain, None]:
+    async def _decode(self, choice: Choice, place: Place, asked: Asked, echo: Echo | None, tell: Tell) -> None:
         """One choice, from the queue to its end. Rounds that came while the loop was busy are told at once."""
         times, request = Times(time.perf_counter()), choice.request
         context = request.prompt if asked.continues else ()
         text = AnswerText(self.model.tokenizer, request.stop_strings, request.stop_ids, asked.by_token, context)
         outcome = "abort"
         stream: TokenStream | None = None  # that has not told its end
+
+        def hear(gained: Sequence[Gained]) -> bool:
+            if pieces := self._read(choice, gained, text, times):
+                tell(_gained(choice, pieces))
+            return not text.has_stopped
+
         try:
             async with place:
                 times.started = time.perf_counter()
                 if echo is not None:
-                    yield _gained(choice, await echo.of(request.prompt))
+                    tell(_gained(choice, await echo.of(request.prompt)))
                 if asked.only_echo:
                     outcome = choice.finish_reason = "length"
-                    yield _gained(choice, [])
+                    tell(_gained(choice, []))
                     return
                 with closing(self.backend.submit(request)) as stream:
-                    while not text.has_stopped and (gained := await stream.gathered()):
-                        if pieces := self._read(choice, gained, text, times):
-                            yield _gained(choice, pieces)
+                    await stream.listen(hear)
                     if text.has_stopped:
                         stream.close()
                     result = await stream.finished()
             stream, choice.stats, choice.mean_logprob = None, result.stats, result.mean_logprob or 0.0
             rest = text.finish()
             outcome = choice.finish_reason = "stop" if text.has_stopped else _finish_reason(result)
-            yield _gained(choice, rest)
+            tell(_gained(choice, rest))
         except (ForerunError, RuntimeError, MemoryError) as error:
             outcome = "error"
             raise told(error) from error
@@ -199,15 +208,26 @@ def _finish_reason(result: Ending) -> str:
     raise shutting_down()
 
 
-async def _merged(streams: Sequence[AsyncGenerator[Gain, None]], deadline: float) -> AsyncGenerator[Gain | None, None]:
-    """What several streams give, as it comes; None where nothing does. The first error ends all of them."""
-    arrived: asyncio.Queue[Gain | Exception | _Sign] = asyncio.Queue()
-    loop, heard = asyncio.get_running_loop(), time.monotonic()
+async def _merged(
+    decodings: Sequence[Callable[[Tell], Coroutine[None, None, None]]], deadline: float, direct: Direct | None
+) -> AsyncGenerator[Gain | None, None]:
+    """What several give that are told to whom, as it comes; None where nothing does. The first error ends all of them.
 
-    async def read(stream: AsyncGenerator[Gain, None]) -> None:
+    `direct` takes what comes while nothing that came before it is still to be written.
+    """
+    arrived: asyncio.Queue[Gain | Exception | _Sign] = asyncio.Queue()
+    loop, heard, is_waiting = asyncio.get_running_loop(), time.monotonic(), False
+
+    def tell(gain: Gain) -> None:
+        nonlocal heard
+        if direct is not None and is_waiting and arrived.empty() and direct(gain):
+            heard = time.monotonic()
+        else:
+            arrived.put_nowait(gain)
+
+    async def run(decoding: Callable[[Tell], Coroutine[None, None, None]]) -> None:
         try:
-            async for gain in stream:
-                arrived.put_nowait(gain)
+            await decoding(tell)
             arrived.put_nowait(_Sign.END)
         except Exception as error:
             arrived.put_nowait(error)
@@ -217,11 +237,13 @@ async def _merged(streams: Sequence[AsyncGenerator[Gain, None]], deadline: float
         left = min(deadline, heard + KEEP_ALIVE) - time.monotonic()
         return loop.call_later(max(left, 0.0), arrived.put_nowait, _Sign.LOOK)
 
-    tasks, timer = [asyncio.create_task(read(stream)) for stream in streams], look_again()
+    tasks, timer = [asyncio.create_task(run(decoding)) for decoding in decodings], look_again()
     try:
         under_way = len(tasks)
         while under_way:
+            is_waiting = True
             item = await arrived.get()
+            is_waiting = False
             if item is _Sign.LOOK:
                 now = time.monotonic()
                 if now >= deadline:
@@ -248,5 +270,5 @@ async def _merged(streams: Sequence[AsyncGenerator[Gain, None]], deadline: float
 class _Sign(Enum):
     """What arrives beside gains and errors."""
 
-    END = "a stream has ended"
+    END = "a choice has ended"
     LOOK = "look at the clock"

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from heapq import nsmallest
 from itertools import count
+from operator import attrgetter
 from typing import Any, cast
 
 from forerun.engine import Request
@@ -28,15 +29,15 @@ from forerun.serve.apart.wire import (
     Submit,
     pack,
 )
-from forerun.serve.backend import Backend, State
+from forerun.serve.backend import Backend, Hear, State
 from forerun.serve.errors import ApiError
 from forerun.serve.grammar import GrammarProcessor
 from forerun.types import Origin
 
-MOST_WAKES = 6000
+MOST_TOLD = 6000
 """Times a second that streams are told of tokens, all together: more chunks than that take all of a core, and then new
 requests wait. The first tokens of a stream and its end are never held back."""
-AT_ONCE = 16  # readers that are woken before the event loop looks at what else has come, new requests above all
+AT_ONCE = 8  # streams that are told before the event loop looks at what else has come, new requests above all
 PATIENCE = 10.0  # seconds for the engine's process to say how it is: it may be compiling
 
 
@@ -54,27 +55,33 @@ class RemoteGain:
 
 
 class RemoteStream:
-    """One sequence. Used by one task of the event loop."""
+    """One sequence. Used by one task of the event loop, which need not be woken for what is told on the spot."""
 
     def __init__(self, number: int, backend: RemoteBackend) -> None:
         self.number, self._backend = number, backend
         self.gains: list[RemoteGain] = []
         self.ending: Ended | None = None
         self.error: Exception | None = None
-        self.woken = 0.0  # when its reader was
+        self.told = 0.0  # when its listener was
+        self._hear: Hear | None = None
+        self._failure: Exception | None = None  # of the listener
         self._waiter: asyncio.Future[None] | None = None
 
     @property
     def has_ended(self) -> bool:
         return self.ending is not None or self.error is not None
 
-    async def gathered(self) -> Sequence[RemoteGain]:
-        while not self.gains and not self.has_ended:
-            await self._wait()
-        gains, self.gains = self.gains, []
-        if not gains and self.error is not None:
-            raise self.error
-        return gains
+    async def listen(self, hear: Hear) -> None:
+        self._hear = hear
+        try:
+            self.tell()
+            while self._hear is not None and not self.has_ended:
+                await self._wait()
+            has_enough = self._hear is None
+        finally:
+            self._hear = None
+        if (error := self._failure or (None if has_enough else self.error)) is not None:
+            raise error
 
     async def finished(self) -> Ended:
         while not self.has_ended:
@@ -90,9 +97,23 @@ class RemoteStream:
 
     def end(self, ending: Ended | None = None, error: Exception | None = None) -> None:
         self.ending, self.error = ending, error
-        self.wake()
+        self.tell()
+        self._wake()
 
-    def wake(self) -> None:
+    def tell(self) -> None:
+        """What has come, to whoever listens, here and now: to wake a task for it takes as long as to write it."""
+        if self._hear is None or not self.gains:
+            return
+        gains, self.gains = self.gains, []
+        try:
+            if self._hear(gains):
+                return
+        except Exception as error:  # is the listener's, not of the connection that other streams share
+            self._failure = error
+        self._hear = None
+        self._wake()
+
+    def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
@@ -112,7 +133,7 @@ class RemoteBackend(Backend, asyncio.Protocol):
         self._state = State(is_alive=True)
         self._streams: dict[int, RemoteStream] = {}
         self._questions: dict[int, asyncio.Future[Any]] = {}
-        self._fresh: dict[int, RemoteStream] = {}  # have gained something that their readers were not told of
+        self._fresh: dict[int, RemoteStream] = {}  # have gained something that their listeners were not told of
         self._timer: asyncio.TimerHandle | None = None
         self._transport: asyncio.Transport | None = None
         self._is_closing = False
@@ -196,7 +217,7 @@ class RemoteBackend(Backend, asyncio.Protocol):
                     self._fresh[number] = stream
             for each in message.messages:
                 self._hear(each)
-        self._wake_due()
+        self._tell_due()
 
     def connection_lost(self, error: Exception | None) -> None:
         """Whoever waits is told; where nobody here has hung up, the other process has died."""
@@ -237,22 +258,22 @@ class RemoteBackend(Backend, asyncio.Protocol):
         if (stream := self._streams.pop(number, None)) is not None:
             stream.end(**how)
 
-    def _wake_due(self) -> None:
-        """Readers of fresh streams, unless they were woken too short a time ago: then a timer does it.
+    def _tell_due(self) -> None:
+        """Listeners of fresh streams, unless they were told too short a time ago: then a timer does it.
 
-        Whoever waits longest comes first, and before them those who have read nothing. A round of 64 rows takes ten
+        Whoever waits longest comes first, and before them those who have heard nothing. A round of 64 rows takes some
         milliseconds to write: a few at a time, then the loop looks at what else has come.
         """
-        now, pace = self._loop.time(), len(self._streams) / MOST_WAKES
-        due = [stream for stream in self._fresh.values() if now >= stream.woken + pace]
-        for stream in nsmallest(AT_ONCE, due, key=lambda stream: stream.woken):
+        now, pace = self._loop.time(), len(self._streams) / MOST_TOLD
+        due = [stream for stream in self._fresh.values() if now >= stream.told + pace]
+        for stream in nsmallest(AT_ONCE, due, key=attrgetter("told")):
             del self._fresh[stream.number]
-            stream.woken = now
-            stream.wake()
+            stream.told = now
+            stream.tell()
         if self._timer is not None:
             self._timer.cancel()
         self._timer = (
-            self._loop.call_later(0.0 if len(due) > AT_ONCE else pace, self._wake_due) if self._fresh else None
+            self._loop.call_later(0.0 if len(due) > AT_ONCE else pace, self._tell_due) if self._fresh else None
         )
 
     def _hang_up(self) -> None:
