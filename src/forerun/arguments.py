@@ -165,6 +165,19 @@ def methods(name: str, value: Any, verbs: Sequence[str], remedy: str) -> Any:
     return value
 
 
+def check_whole(text: str, name: str) -> None:
+    """Refuse half of a character, which has no UTF-8 and no tokens.
+
+    JSON has it (\\ud83d alone), and Python makes it of bytes that are no text where the locale is C.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidArgument(
+            f"{name} holds half of a character (a surrogate, {text[error.start]!a}, at place {error.start + 1})"
+        ) from error
+
+
 def equal(one: Any, other: Any) -> bool:
     """Whether two values are the same, tensors in every element wherever they lie. What cannot be compared is not."""
     try:

@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel
 from transformers.utils import ModelOutput
 
-from forerun.arguments import INT64_MAX, entries, integer, list_of, one_or_several, refuse, shown
+from forerun.arguments import INT64_MAX, check_whole, entries, integer, list_of, one_or_several, refuse, shown
 from forerun.errors import InvalidArgument
 from forerun.models.seq2seq import Seq2SeqScorer
 from forerun.types import Source
@@ -154,6 +154,7 @@ def _check_can_read(tokenizer: Any, prompts: Sequence[Any]) -> None:
 
 def text_ids(tokenizer: Any, text: str) -> list[int]:
     """Token ids of a text, special tokens as the tokenizer adds them."""
+    check_whole(text, "the prompt")
     return list_of("the tokenizer's input_ids", tokenizer(text).input_ids, integer, "must be token ids")
 
 
@@ -162,6 +163,9 @@ def chat_ids(tokenizer: Any, messages: Sequence[Any]) -> list[int]:
     for message in messages:
         if not isinstance(message, Mapping) or not {"role", "content"} <= message.keys():
             refuse("input_ids", message, "a chat is a list of messages, dictionaries with 'role' and 'content'")
+        calls_tools = message["content"] is None and message.get("tool_calls")
+        if not isinstance(message["role"], str) or not (isinstance(message["content"], str | list) or calls_tools):
+            refuse("input_ids", message, "a message's role is text, and so is its content, or a list of parts")
     return tokenize_rendered(tokenizer, render_chat(tokenizer, messages))
 
 
@@ -185,6 +189,7 @@ def render_chat(
 
 def tokenize_rendered(tokenizer: Any, text: str) -> list[int]:
     """Token ids of a text that already holds its special tokens."""
+    check_whole(text, "the prompt")
     return list(tokenizer(text, add_special_tokens=False).input_ids)
 
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from forerun.arguments import check_whole
 from forerun.errors import InvalidArgument
 from forerun.files import OPENERS, parse_json, read_text
 from forerun.inputs import render_chat
@@ -143,16 +144,6 @@ def filled_text(value: Any, name: str) -> str:
         raise ValueError(f"{name} is empty")
     check_whole(value, name)
     return value
-
-
-def check_whole(text: str, name: str) -> None:
-    """Raise ValueError where a text holds half of a character, as JSON's \\ud83d alone: it has no UTF-8, nor tokens."""
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise ValueError(
-            f"{name} holds half of a character (a surrogate, {text[error.start]!a}, at place {error.start + 1})"
-        ) from error
 
 
 def _conversation(turns: Any, name: str) -> Prompt:

@@ -9,9 +9,10 @@ from io import TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from forerun.arguments import check_whole
 from forerun.errors import ForerunWarning, InvalidArgument
 from forerun.inputs import chat_ids, text_ids
-from forerun.prompts import CONVERSATIONS, FIELDS, Prompt, check_whole, prompt_of, rows_in, rows_of, uses_template
+from forerun.prompts import CONVERSATIONS, FIELDS, Prompt, prompt_of, rows_in, rows_of, uses_template
 
 if TYPE_CHECKING:
     from rich.console import Console

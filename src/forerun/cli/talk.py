@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from forerun.arguments import check_whole
 from forerun.errors import InvalidArgument
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ class Talk(ABC):
         if sys.stdin.isatty():
             self.err.print("Ask away. /help lists commands, Ctrl-C stops an answer, Ctrl-D leaves.", style="dim")
         for line in _lines():
-            _check_is_text(line)
+            check_whole(line, "standard input is not text: a line")
             if not self.hear(line.strip()):
                 break
         if self.refused and not sys.stdin.isatty():
@@ -114,14 +115,6 @@ class Talk(ABC):
         self.system = text
         self.reset()
         self.say("System message set; the conversation starts anew.")
-
-
-def _check_is_text(line: str) -> None:
-    """Where the locale is C, Python reads bytes that are no UTF-8 as halves of characters, which have no tokens."""
-    try:
-        line.encode()
-    except UnicodeEncodeError as error:
-        raise InvalidArgument(f"standard input is not text (at place {error.start + 1} of a line)") from error
 
 
 def _lines() -> Iterator[str]:

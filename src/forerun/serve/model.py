@@ -92,7 +92,7 @@ class ServedModel:
         try:
             return tokenize_rendered(self.tokenizer, render_chat(self.tokenizer, messages, tools))
         except InvalidArgument as error:  # a template that does not know a role, or wants another order
-            raise refused("messages", str(error).removeprefix("input_ids: ")) from error
+            raise refused("messages", str(error).removeprefix("messages: ")) from error
 
     def decode(self, tokens: Sequence[int], skip_special_tokens: bool = True) -> str:
         text: str = self.tokenizer.decode(
