@@ -43,6 +43,15 @@ def test_a_list_is_known_by_what_it_holds(text: str, rows: list[object]) -> None
     assert [row for _, row in rows_in(text, "-")] == rows
 
 
+@pytest.mark.parametrize("suffix", ("", ".json", ".txt"))
+def test_one_object_may_be_written_over_several_lines(suffix: str) -> None:
+    assert list(rows_in('{\n  "prompt": "a"\n}\n', "p", suffix)) == [("p, entry 1", {"prompt": "a"})]
+    two = list(rows_in('{"prompt": "a"}\n{"prompt": "b"}\n', "p", suffix))
+    assert two == [("p, line 1", {"prompt": "a"}), ("p, line 2", {"prompt": "b"})]
+    (where, broken), *_ = rows_in('{\n  "prompt": \n}\n', "p", suffix)
+    assert where == "p, line 1" and isinstance(broken, ValueError)
+
+
 @pytest.mark.parametrize("row", [
     {"prompt": "half \ud83d"}, {"messages": [{"role": "user", "content": "\udc00"}]}, {"turns": ["\ud83d"]}, "\ud83d",
     {"messages": [{"role": "\ud83d", "content": "hello"}]}, {"instruction": "a", "input": "\udfff"},

@@ -123,19 +123,19 @@ class ModelSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpeculationSettings:
-    """How drafts are made and verified, by name. Only a lossy rule changes the law of the text."""
+    """How drafts are made and verified, by name. Only a lossy rule and `cache_dtype` change the law of the text."""
 
     draft: str = "auto"
-    """Who guesses: 'auto' is lookup, and behind it the trained drafter that comes with Forerun where one fits, or on a
-    CPU an 8-bit copy of the target where that promises a gain; 'lookup' copies from the text so far; 'early:N' runs
-    the target's first N layers; 'self:BITS' a copy of the target in 8 or 4 bits; 'ngram:FILE' a counted table; a Hub
-    name, folder or .gguf file a small model of its family, 'shared:NAME' one that reads with an encoder-decoder
+    """What proposes tokens: 'auto' is lookup, and behind it the trained drafter that comes with Forerun where one fits,
+    or on a CPU an 8-bit copy of the target where that promises a gain; 'lookup' copies from the text so far; 'early:N'
+    runs the target's first N layers; 'self:BITS' a copy of the target in 8 or 4 bits; 'ngram:FILE' a counted table; a
+    Hub name, folder or .gguf file a small model of its family, 'shared:NAME' one that reads with an encoder-decoder
     target's own encoder; a folder that `forerun train draft` made; 'module:Class' a class of your own; 'random'
-    guesses blindly; 'none' or 'off' decodes plainly. Several with commas: the first that has a guess speaks."""
+    guesses blindly; 'none' or 'off' decodes plainly. Several with commas: the first that proposes any."""
     tree: str | None = None
     """Guess with a tree instead of a chain: at most NODES tokens and WIDTH alternatives each, such as 12x3. WAY is
     'top', the most likely (default), or 'sampled', better where the text is sampled. --policy is its depth. For draft
-    models, trained drafters and early exits, also behind lookup."""
+    models, trained drafters, early exits and copies in fewer bits, also behind lookup."""
     draft_top_k: int | None = None
     """Draw drafts from their K most likely tokens only. The text keeps its law."""
     policy: str = "auto"

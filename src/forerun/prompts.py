@@ -1,8 +1,8 @@
 """Prompts in files, whatever their shape, and their token ids: one reader for every command.
 
-A file holds text, one prompt a line, or JSON: one object a line, or a list of objects or texts. Commands differ in
-what they do about a bad row (refuse the file, or skip and count it), so reading rows and making prompts of them are two
-steps.
+A file holds text, one prompt a line, or JSON: one object a line, one over several lines, or a list of objects or texts.
+Commands differ in what they do about a bad row (refuse the file, or skip and count it), so reading rows and making
+prompts of them are two steps.
 """
 
 from __future__ import annotations
@@ -36,6 +36,8 @@ def rows_in(text: str, name: str, suffix: str = "", *, paragraphs: bool = False)
     if (rows := _json_list(text, name, suffix)) is not None:
         for number, row in enumerate(rows, start=1):
             yield f"{name}, entry {number}", row
+    elif (row := _json_object(text, suffix)) is not None:
+        yield f"{name}, entry 1", row
     elif suffix in (".json", ".jsonl", ".ndjson") or text.lstrip().startswith("{"):
         for number, line in enumerate(text.split("\n"), start=1):  # JSON may hold what `splitlines` takes for an end
             if line.strip():
@@ -127,6 +129,18 @@ def _json_list(text: str, name: str, suffix: str) -> list[Any] | None:
             return None
         raise InvalidArgument(f"{name}: {error}; correct it, or fetch it again") from error
     return rows if suffix == ".json" or all(isinstance(row, dict | str) for row in rows) else None
+
+
+def _json_object(text: str, suffix: str) -> dict[str, Any] | None:
+    """The one object of a text that holds no other and is written over several lines, as programs print it."""
+    if suffix in (".jsonl", ".ndjson") or not text.lstrip().startswith("{") or "\n" not in text.strip():
+        return None
+    try:
+        row = parse_json(text)
+    except ValueError:
+        return None
+    assert isinstance(row, dict)  # what else begins with a brace is no JSON
+    return row
 
 
 def _json(line: str) -> Any:

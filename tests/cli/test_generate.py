@@ -277,6 +277,19 @@ def test_a_mistake_is_one_line_with_a_remedy(generate: Command, target: str, nam
     assert "Traceback" not in result.output
 
 
+@pytest.mark.parametrize("command", ("generate", "chat"))
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("--temperature", "-1"), ("--top-p", "1.5"), ("--top-k", "-3"), ("--min-p", "2"), ("--repetition-penalty", "0"),
+     ("--presence-penalty", "inf"), ("--logit-bias", "-5=1")],
+)  # fmt: skip
+def test_numbers_are_refused_before_a_model_is_looked_for(command: str, option: str, value: str) -> None:
+    result = CliRunner().invoke(cli, [command, "-m", "no/such/folder/here", f"{option}={value}"], input="hi\n")
+    assert result.exit_code == 2
+    assert option[2:].replace("-", "_") in result.stderr
+    assert "no folder" not in result.stderr
+
+
 def test_no_prompt_at_all(generate: Command, target: str) -> None:
     assert "prompt 1 is empty" in generate("-m", target, stdin="").stderr
 
@@ -306,7 +319,7 @@ def test_a_model_without_a_template_continues_bare_text(generate: Command, bare:
 def test_help_shows_groups_and_defaults() -> None:
     output = " ".join(CliRunner().invoke(cli, ["generate", "--help"]).output.split())
     for words in (
-        "Speculation (none of it changes the law",
+        "Speculation (only a lossy rule",
         "[default: auto]",
         "[default: embedded]",
         "[default: auto]",

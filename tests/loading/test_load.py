@@ -201,6 +201,8 @@ def test_a_gguf_file_through_transformers(folder: Path) -> None:
         ({"dtype": "float33"}, "dtype='float33'"),
         ({"dtype": "int8"}, "dtype='int8'"),
         ({"device": "gpu please"}, "device='gpu please'"),
+        ({"device": "mps"}, "device='mps': models run on 'cpu' and on 'cuda'"),
+        ({"device": torch.device("meta")}, "device='meta': models run on 'cpu' and on 'cuda'"),
         ({"revision": "v1"}, "revision='v1'"),
     ],
 )
@@ -213,6 +215,13 @@ def test_wrong_arguments_are_refused(folder: Path, wrong: dict[str, Any], messag
 def test_a_gpu_that_is_not_there_is_refused(folder: Path) -> None:
     with pytest.raises(InvalidArgument, match="no CUDA device"):
         load_model(folder, device="cuda")
+
+
+def test_a_gpu_beyond_the_last_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    with pytest.raises(InvalidArgument, match=r"device='cuda:2': the last CUDA device here is 'cuda:1'"):
+        load_model(folder, device="cuda:2")
 
 
 CODE = "open({ran!r}, 'w')\nfrom transformers import LlamaConfig\nclass Odd(LlamaConfig):\n    model_type = 'odd'\n"

@@ -38,7 +38,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 Settings = TypeVar("Settings", bound="DataclassInstance")
 OTHER = "Other"
 LOSSLESS = ("token", "block", "coupled")
-SPECULATION = "Speculation (none of it changes the law of the text, but a lossy rule)"
+SPECULATION = "Speculation (only a lossy rule and --cache-dtype change the law of the text)"
 SAMPLING = "Sampling (the law of the text)"
 
 
@@ -342,12 +342,16 @@ KEYWORDS = (
 
 
 def generate_keywords(options: dict[str, Any]) -> dict[str, Any]:
-    """Keywords for `generate`: only what was given, so that its defaults stay its own."""
+    """Keywords for `generate`: only what was given, so that its defaults stay its own.
+
+    Numbers that no row can be sampled with are refused here: loading a model first may take minutes.
+    """
     keywords = {name: options[name] for name in KEYWORDS if options.get(name) is not None}
     if options.get("stop"):
         keywords["stop_strings"] = list(options["stop"])
     if options.get("logit_bias"):
         keywords["logit_bias"] = dict(map(_bias, options["logit_bias"]))
+    settings_from(SamplingParams, keywords)
     return keywords
 
 

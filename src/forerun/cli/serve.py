@@ -51,7 +51,7 @@ FILE = click.Path(exists=True, dir_okay=False)
     timeout={"metavar": "SECONDS"},
     drain_seconds={"metavar": "SECONDS"},
 )  # fmt: skip
-@options_from(ReplicaSettings, "Replicas", replicas={"show_default": "one process"}, max_replicas={"metavar": "M"})
+@options_from(ReplicaSettings, "Replicas", replicas={"show_default": "one, without Ray"}, max_replicas={"metavar": "M"})
 @place_options("Model", keeps_stored=True)
 @quantize_options("Model")
 @parallel_options("Model")

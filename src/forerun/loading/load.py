@@ -433,10 +433,15 @@ def choose_device(device: torch.device | str | None) -> torch.device:
         chosen = torch.device(device)
     except RuntimeError as error:
         raise InvalidArgument(f"device={device!r}: not a device; use 'cpu', 'cuda' or 'cuda:0'") from error
+    if chosen.type not in ("cpu", "cuda"):
+        raise InvalidArgument(f"device={str(device)!r}: models run on 'cpu' and on 'cuda'; choose one of these")
     if chosen.type == "cuda" and not torch.cuda.is_available():
         raise InvalidArgument(
             f"device={str(device)!r}: torch sees no CUDA device here; use 'cpu', or see `forerun doctor`"
         )
+    if chosen.type == "cuda" and chosen.index is not None and chosen.index >= torch.cuda.device_count():
+        last = torch.cuda.device_count() - 1
+        raise InvalidArgument(f"device={str(device)!r}: the last CUDA device here is 'cuda:{last}'")
     return chosen
 
 
