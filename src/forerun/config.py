@@ -148,7 +148,7 @@ class SpeculationSettings:
     'topk_importance:50'; see docs/lossy.md."""
     attention: Literal["auto", "pad", "split", "keys"] = "auto"
     """Rows of different lengths in one pass: padded to the longest, or one by one; 'keys' cuts long rows over several
-    programs of a GPU."""
+    programs of a GPU; elsewhere it is 'split'."""
     kernels: Kernels | None = None
     """Compiled products on a CPU: 'auto' where they measure faster than torch's, 'on' wherever they fit, 'off' never.
     On a GPU Triton kernels for passes, draws and verification, unless 'off'. Numbers agree up to rounding."""

@@ -102,7 +102,8 @@ def test_a_byte_order_mark_is_no_part_of_a_turn(chat: Command, target: str) -> N
 def test_a_model_without_a_template_cannot_chat(chat: Command, bare: str) -> None:
     result = chat("-m", bare, stdin="hi\n")
     assert result.exit_code == 2
-    assert "no chat template" in result.stderr
+    assert "no chat template" in result.stderr and "`forerun generate`" in result.stderr
+    assert "--no-chat" not in result.stderr  # an option that this command does not have
 
 
 def test_keys_are_kept_from_turn_to_turn() -> None:

@@ -211,6 +211,14 @@ def test_wrong_arguments_are_refused(folder: Path, wrong: dict[str, Any], messag
         load_model(folder, **wrong)
 
 
+def test_a_folder_without_a_tokenizer_says_so(folder: Path, tmp_path: Path) -> None:
+    for file in folder.iterdir():
+        if "token" not in file.name:
+            shutil.copy(file, tmp_path)
+    with pytest.raises(UnsupportedModel, match="holds no tokenizer that can be read: no tokenizer.json"):
+        load_model(tmp_path)
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_gpu_that_is_not_there_is_refused(folder: Path) -> None:
     with pytest.raises(InvalidArgument, match="no CUDA device"):

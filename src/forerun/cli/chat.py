@@ -68,12 +68,16 @@ def chat(ctx: click.Context, /, **options: Any) -> None:
 def _talk_here(options: dict[str, Any], console: Console) -> None:
     from forerun.cli.console import note, out_console, plain_warnings
     from forerun.cli.pair import load
-    from forerun.cli.prompts import check_template
+    from forerun.prompts import uses_template
 
     keywords = generate_keywords(options)
     with plain_warnings(console):
         loaded = load(options, console)
-        check_template(loaded.tokenizer, True, options["system"], [])
+        if not uses_template(loaded.tokenizer):
+            raise InvalidArgument(
+                f"{options['model']!r} has no chat template, so it cannot be talked to: continue texts with "
+                "`forerun generate`, or choose a model that was trained for chats"
+            )
         session = Session(loaded, keywords, options["system"], out_console(), console)
         if (lossy := session.decoder.engine.lossy) is not None:
             note(console, f"{lossy}.")

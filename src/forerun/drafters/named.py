@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import importlib.util
 import re
 import sys
 from collections.abc import Callable
@@ -22,7 +23,7 @@ from forerun.drafters.ngram import NgramTable
 from forerun.drafters.prompt_lookup import PromptLookup
 from forerun.drafters.random_draft import RandomDraft
 from forerun.drafters.self_draft import SelfDraft
-from forerun.errors import InvalidArgument
+from forerun.errors import InvalidArgument, kind_and_line
 from forerun.loading.drafter_folder import is_drafter_folder
 
 AUTO = "auto"
@@ -102,37 +103,43 @@ def _single(name: str, load: LoadDraftModel, option: str, loading: dict[str, Any
         return from_folder(name, **{key: value for key, value in loading.items() if key != "quantize"})
     if kind == "shared" and rest:
         return load(rest, True)
-    _refuse_misspelt(name, kind, option)
-    return _drafter_of_class(name, option) or load(name, False)
+    is_class = re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", name) is not None
+    if not (is_class and _is_module(kind)):
+        _refuse_misspelt(name, kind, option)
+    return _drafter_of_class(name, option) if is_class else load(name, False)
 
 
-def _drafter_of_class(name: str, option: str) -> Drafter | None:
-    """A user's own class named `module:Class`, made without arguments; None for a name of any other form.
-
-    The module may lie in the current folder, as with `python -m`.
-    """
-    if not re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", name):
-        return None
-    module, _, kind = name.partition(":")
+def _is_module(name: str) -> bool:
+    """Whether Python finds a module of that name; it may lie in the current folder, as with `python -m`."""
     if "" not in sys.path:
         sys.path.insert(0, "")
     try:
+        return importlib.util.find_spec(name) is not None
+    except (ImportError, AttributeError, ValueError):  # no package in front of a dot, or an empty part
+        return False
+
+
+def _drafter_of_class(name: str, option: str) -> Drafter:
+    """A user's own class named `module:Class`, made without arguments."""
+    module, _, kind = name.partition(":")
+    try:
         drafter = getattr(importlib.import_module(module), kind)()
-    except (ImportError, AttributeError, TypeError) as error:
+    except Exception as error:  # whatever the user's module does
         raise InvalidArgument(
-            f"{option} {name!r}: no drafter could be made of it ({error}); write module:Class, a class in a module "
-            "that Python finds from here and that takes no arguments"
+            f"{option} {name!r}: no drafter could be made of it ({kind_and_line(error)}); write module:Class, a class "
+            "in a module that Python finds from here and that takes no arguments"
         ) from error
     if not callable(getattr(drafter, "propose", None)):
-        raise InvalidArgument(f"{option} {name!r}: {kind} has no method propose; see docs/drafters.md")
+        raise InvalidArgument(f"{option} {name!r}: {kind} has no method propose; see docs/own-drafter.md")
     return cast("Drafter", drafter)
 
 
 def _refuse_misspelt(name: str, kind: str, option: str) -> None:
     """A word close to a known name is no model: better said now than after asking the Hub for it."""
-    near = difflib.get_close_matches(kind, [known.partition(":")[0] for known in NAMES], n=1, cutoff=0.7)
+    words = [known.partition(":")[0] for known in NAMES if known != "module:Class"]
+    near = difflib.get_close_matches(kind, words, n=1, cutoff=0.7)
     if near or not name:
-        hint = f"did you mean {near[0]!r}?" if near else "it is empty;"
+        hint = f"did you mean {near[0]!r}?" if near else "a name is empty."
         raise InvalidArgument(
             f"{option} {name!r}: {hint} There are {', '.join(NAMES)}, or a model's name, folder or .gguf file"
         )

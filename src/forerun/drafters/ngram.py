@@ -265,7 +265,9 @@ def _merge(levels: Sequence[tuple[Integers, Integers, Integers]]) -> Counts:
 def _read(path: Path) -> tuple[dict[str, str], Counts]:
     """Metadata and tensors of a table's file, checked."""
     if not path.is_file():
-        raise ModelNotFound(f"{path}: no such file; make one with `forerun train ngram`, or NgramTable.count(...).save(path)")
+        raise ModelNotFound(
+            f"{path}: no such file; make one with `forerun train ngram`, or NgramTable.count(...).save(path)"
+        )
     try:
         with safe_open(path, framework="np") as file:
             about = file.metadata() or {}

@@ -475,6 +475,11 @@ def _refusal(source: Source, what: str, error: Exception) -> str:
             f"{source.name!r} comes with Python code of its own, which Forerun never runs; if you trust it, load it "
             "with transformers (trust_remote_code=True) and give the model to forerun.SpeculativeDecoder"
         )
+    if "instantiate the backend tokenizer" in str(error):
+        return (
+            f"{source.name!r} holds no tokenizer that can be read: no tokenizer.json, and no other form for which the "
+            "packages are installed (sentencepiece, tiktoken); put one beside the model with tokenizer.save_pretrained"
+        )
     reason = first_line(error) if isinstance(error, ValueError) else kind_and_line(error)
     return f"{source.name!r} cannot be loaded as {what}: {reason}"
 
