@@ -93,7 +93,9 @@ def test_a_task_without_data_is_reported_and_survived(tmp_path: Path) -> None:
     result = evaluate("gsm8k", "xsum", "--data", str(tmp_path), "-o", str(tmp_path / "r.json"), *SHORT)
     assert result.exit_code == 1 and "task 'xsum'" in result.output and "exact match" in result.output
     alone = evaluate("xsum", "--data", str(tmp_path))
-    assert alone.exit_code == 2 and "xsum.jsonl" in alone.output
+    assert alone.exit_code == 2 and "xsum.jsonl" in alone.output and alone.output.count("task 'xsum'") == 1
+    lost = evaluate("xsum", "--data", str(tmp_path / "lost"))
+    assert lost.exit_code == 2 and "lost' is no folder" in lost.output
     nowhere = evaluate("xsum")
     assert nowhere.exit_code == 2 and "FORERUN_DATA" in nowhere.output
 

@@ -6,8 +6,10 @@ import importlib.util
 import io
 import math
 import signal
+import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +34,35 @@ def test_an_address_that_others_reach_needs_a_key() -> None:
     assert serve("--max-rows", "0").exit_code == 2
     assert "both" in serve("--ssl-keyfile", __file__).stderr
     assert "'x' does not exist" in serve("--ssl-keyfile", __file__, "--ssl-certfile", "x").stderr
+
+
+@pytest.fixture
+def taken() -> Iterator[int]:
+    """A port that somebody else listens at."""
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        yield other.getsockname()[1]
+
+
+def test_where_it_cannot_listen_is_said_before_a_model_is_looked_for(taken: int) -> None:
+    for address in (("--port", str(taken)), ("--host", "nowhere.invalid", "--allow-anyone")):
+        refused = serve("no/such/folder", *address)
+        assert refused.exit_code == 2
+        assert "cannot listen there" in refused.stderr and "no folder" not in refused.stderr
+    assert "no folder" in serve("no/such/folder", "--port", "0").stderr
+
+
+def test_files_that_are_no_certificate_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "letter.pem").write_text("Dear Sir or Madam")
+    letter = str(tmp_path / "letter.pem")
+    refused = serve("no/such/folder", "--port", "0", "--ssl-certfile", letter, "--ssl-keyfile", letter)
+    assert refused.exit_code == 2
+    assert "no certificate and its key in PEM form" in " ".join(refused.stderr.split())
+    assert "Traceback" not in refused.output
+
+
+def test_an_empty_key_is_no_key() -> None:
+    refused = serve("no/such/folder", "--api-key", "")
+    assert refused.exit_code == 2 and "--api-key is empty" in refused.stderr
 
 
 @pytest.mark.parametrize("key", ("Schl\u00fcssel", "a\nb", " \n", "\U0001f511"))

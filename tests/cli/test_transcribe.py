@@ -165,6 +165,26 @@ def test_two_transcripts_in_one_place_are_refused_before_any_work(
     assert done.exit_code == 2 and "would both be written" in done.stderr
 
 
+def test_files_that_are_all_missing_are_named_before_a_model_is_looked_for(
+    transcribe: Command, recordings: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "empty.wav").touch()
+    files = ("nowhere.wav", str(tmp_path), str(tmp_path / "empty.wav"))
+    missing = transcribe("-m", "no/such/folder", *files, "-f", "json")
+    assert missing.exit_code == 1
+    for words in ("nowhere.wav: no such file", "a folder; give its 1 sound files", "the file is empty", "0 of 3 files"):
+        assert words in missing.stderr
+    assert [entry["file"] for entry in json.loads(missing.stdout)["files"]] == list(files)
+    one_is_there = transcribe("-m", "no/such/folder", "nowhere.wav", str(recordings / "short.wav"))
+    assert one_is_there.exit_code == 2 and "no folder" in one_is_there.stderr
+
+
+def test_a_model_that_recognises_no_speech_is_refused(transcribe: Command, target: str, recordings: Path) -> None:
+    refused = transcribe("-m", target, str(recordings / "short.wav"))
+    assert refused.exit_code == 2
+    assert "is a model of type 'llama', which recognises no speech" in " ".join(refused.stderr.split())
+
+
 def test_a_missing_model_is_named_with_the_remedy(transcribe: Command, recordings: Path, tmp_path: Path) -> None:
     done = transcribe("-m", str(tmp_path / "no-model"), str(recordings / "short.wav"))
     assert done.exit_code == 2 and "no-model" in done.stderr

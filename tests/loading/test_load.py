@@ -215,7 +215,7 @@ def test_a_folder_without_a_tokenizer_says_so(folder: Path, tmp_path: Path) -> N
     for file in folder.iterdir():
         if "token" not in file.name:
             shutil.copy(file, tmp_path)
-    with pytest.raises(UnsupportedModel, match="holds no tokenizer that can be read: no tokenizer.json"):
+    with pytest.raises(UnsupportedModel, match="holds no tokenizer that can be read"):
         load_model(tmp_path)
 
 

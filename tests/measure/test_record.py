@@ -60,7 +60,8 @@ def test_everything_becomes_what_json_gives_back() -> None:
     ("content", "message"),
     [
         ("no json", "not JSON"),
-        ("[]", "format None"),
+        ("[]", "no record of a measurement; give a file that `forerun bench` wrote"),
+        ('{"prompt": "a"}', "no record of a measurement; give a file that `forerun bench` wrote"),
         ('{"format": 99}', "format 99"),
         ('{"format": 1, "kind": "decode"}', "format 1"),
         ('{"format": 2, "kind": "decode"}', "damaged"),

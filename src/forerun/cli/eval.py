@@ -17,6 +17,7 @@ from forerun.cli.options import (
     settings_from,
     speculation_options,
 )
+from forerun.errors import InvalidArgument
 from forerun.eval.settings import EvalSettings
 
 if TYPE_CHECKING:
@@ -110,6 +111,8 @@ def evaluate(
     if as_json and markdown:
         raise click.UsageError("--json and --markdown are two forms of the same: choose one")
     folder = data or data_folder()
+    if folder is not None and not folder.is_dir():
+        raise InvalidArgument(f"{str(folder)!r} is no folder: name the one that holds the tasks' files (--data)")
     console = err_console(quiet)
     if not tasks:
         list_tasks(folder)
@@ -148,7 +151,6 @@ def _evaluate(
     """Cheap mistakes first: data, packages and the output before anything large is loaded."""
     from forerun.cli.console import busy, note, say
     from forerun.cli.pair import load
-    from forerun.errors import InvalidArgument
     from forerun.eval.evaluate import check_packages, evaluate
     from forerun.eval.identity import pair_identity
     from forerun.eval.methods import both
@@ -159,10 +161,12 @@ def _evaluate(
 
     with busy(console, "reading tasks"):
         tasks, missing = find(wanted, folder)
+    if not tasks and len(missing) == 1:
+        raise InvalidArgument(missing[0].why)
     for lack in missing:
         say(console, f"Left out: {lack.why}", style="red")
     if not tasks:
-        raise InvalidArgument(missing[0].why if len(missing) == 1 else "no task has its data; see above")
+        raise InvalidArgument("no task has its data; see above")
     for task in tasks:
         for complaint in bad_rows(task):
             note(console, complaint)

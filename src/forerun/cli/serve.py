@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import socket
+import ssl
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -68,6 +70,8 @@ def serve(**options: Any) -> None:
     at once.
     """
     _check_installed()
+    if options["api_key"] == "":
+        raise InvalidArgument("--api-key is empty, which guards nothing: give a key, or leave it out")
     options["api_key"] = options["api_key"] or api_key()
     address, limits = settings_from(AddressSettings, options), settings_from(ServiceSettings, options)
     replicas = settings_from(ReplicaSettings, options)
@@ -78,8 +82,33 @@ def serve(**options: Any) -> None:
         console.print(f"loading {options['model']} ...", style="dim", markup=False, highlight=False)
         if replicas.replicas is not None:
             serve_replicas(options, address, limits, replicas, console)
-        elif not (_serve_speech if is_whisper(options) else _serve_text)(options, address, limits, console):
+            return
+        check_address(address)
+        if not (_serve_speech if is_whisper(options) else _serve_text)(options, address, limits, console):
             raise InvalidArgument(f"--port {address.port}: cannot listen at {address.host}; choose another, or 0")
+
+
+def check_address(address: AddressSettings) -> None:
+    """Refuse where the server could not listen, or not by https: a large model takes minutes to load before it does."""
+    try:
+        family, kind, _, _, where = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind) as trial:
+            trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            trial.bind(where)
+    except OSError as error:
+        raise InvalidArgument(
+            f"--host {address.host} --port {address.port}: cannot listen there ({error.strerror or error}); "
+            "choose another address, or --port 0 for any that is free"
+        ) from error
+    if address.ssl_certfile is not None:
+        try:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(address.ssl_certfile, address.ssl_keyfile, password="")
+        except (OSError, ValueError) as error:
+            raise InvalidArgument(
+                f"--ssl-certfile {address.ssl_certfile!r}, --ssl-keyfile {address.ssl_keyfile!r}: no certificate and "
+                f"its key in PEM form, without a passphrase ({error})"
+            ) from error
 
 
 def _serve_text(options: dict[str, Any], address: AddressSettings, limits: ServiceSettings, console: Console) -> bool:

@@ -116,6 +116,7 @@ def transcribe(files: tuple[Path, ...], **options: Any) -> None:
     from forerun.cli.console import err_console, plain_warnings
     from forerun.cli.transcripts import Writer
     from forerun.loading.load import quiet
+    from forerun.speech.audio import check_packages
     from forerun.speech.formats import Format
 
     console = err_console(options["quiet"])
@@ -125,9 +126,13 @@ def transcribe(files: tuple[Path, ...], **options: Any) -> None:
         recordings = _once([piped if piped and str(path) == "-" else path for path in files], console)
         writer = Writer(recordings, form, bool(options["timestamps"]), options["folder"], console, piped)
         settings = settings_from(SpeechSettings, options | {"timestamps": times})
+        about = {"model": options["model"], "draft": options["draft"]}
+        check_packages()
+        if _none_is_there(recordings, writer):  # said before a model is loaded
+            writer.finish(about)
+            raise click.exceptions.Exit(SOME_FAILED)
         loaded, processor = load_pair(options, console)
         run = _compared if options["compare"] else _transcribed
-        about = {"model": options["model"], "draft": options["draft"]}
         try:
             with quiet():  # transformers warns of its own keywords
                 facts = run(loaded, processor, settings, writer, options["batch_size"])
@@ -167,6 +172,25 @@ def _once(files: Sequence[Path], console: Console) -> list[Path]:
         if first.setdefault(path.resolve(), path) is not path:
             note(console, f"{path} was given more than once; it is transcribed once")
     return list(first.values())
+
+
+def _none_is_there(files: Sequence[Path], writer: Writer) -> bool:
+    """Whether no file can be read because each is missing, empty or a folder; the writer is told why."""
+    from forerun.errors import UnreadableAudio
+    from forerun.speech.audio import check_file
+    from forerun.speech.transcribe import Failure
+
+    failures = []
+    for path in files:
+        try:
+            check_file(path)
+        except UnreadableAudio as error:
+            failures.append(Failure(path, str(error)))
+    if len(failures) < len(files):
+        return False
+    for failure in failures:
+        writer.take(failure)
+    return True
 
 
 def load_pair(options: dict[str, Any], console: Console) -> tuple[Loaded, Any]:

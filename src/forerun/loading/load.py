@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -133,11 +134,11 @@ def load_speech_model(
 
     `name_or_path` is a Hub name, a folder, or "whisper-tiny.en", which comes as a wheel.
     """
-    from transformers import AutoModelForSpeechSeq2Seq, AutoProcessor
+    from transformers import AutoProcessor
 
     request = LoadRequest.of(name_or_path, dtype, device, offline, revision)
     what = "a speech recogniser"
-    model = request.model(what, lambda config: AutoModelForSpeechSeq2Seq)
+    model = request.model(what, partial(_speech_class, name=request.source.name))
     with request.told_plainly(what), quiet():
         return model, AutoProcessor.from_pretrained(request.source.location, **request.options)
 
@@ -199,6 +200,18 @@ def _text_class(config: Any, name: str, encoder_decoder: bool) -> Any:
             "`forerun generate`, speech with `forerun transcribe`"
         )
     return AutoModelForSeq2SeqLM
+
+
+def _speech_class(config: Any, name: str) -> Any:
+    """transformers' class for a speech recogniser."""
+    from transformers import AutoModelForSpeechSeq2Seq
+
+    if config is not None and type(config) not in AutoModelForSpeechSeq2Seq._model_mapping:
+        raise UnsupportedModel(
+            f"{name!r} is a model of type {config.model_type!r}, which recognises no speech; give a Whisper, such as "
+            "'whisper-tiny.en' or 'openai/whisper-small'"
+        )
+    return AutoModelForSpeechSeq2Seq
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,7 @@ from forerun.measure.table import Table
 
 FORMAT = 2
 """Raise it when an older reader would misunderstand a new record."""
+REMEDY = "give a file that `forerun bench` wrote"
 OTHER_FILES = {
     frozenset({"what", "runs"}): "`python benchmarks/train_losses.py` in a checkout draws it",
 }
@@ -69,7 +70,9 @@ class Record:
 def load(path: Path, kind: str | None = None) -> Record:
     """A stored record, of `kind` where one is asked for; what is wrong with any other file is one clear error."""
     content = content_of(path)
-    stored_format = content.get("format")
+    if "format" not in content:
+        raise InvalidArgument(f"{str(path)!r} is no record of a measurement; {REMEDY}")
+    stored_format = content["format"]
     if stored_format != FORMAT:
         raise InvalidArgument(
             f"{str(path)!r} has record format {shown(stored_format)} and this version reads {FORMAT}; measure again"
@@ -86,9 +89,9 @@ def load(path: Path, kind: str | None = None) -> Record:
 
 def content_of(path: Path) -> dict[str, Any]:
     """The JSON object of a record in any format."""
-    content = read_json(path, "give a file that `forerun bench` wrote")
+    content = read_json(path, REMEDY)
     if not isinstance(content, dict):
-        raise InvalidArgument(f"{str(path)!r} has record format None and this version reads {FORMAT}; measure again")
+        raise InvalidArgument(f"{str(path)!r} is no record of a measurement; {REMEDY}")
     for names, remedy in OTHER_FILES.items():
         if "format" not in content and names <= content.keys():
             raise InvalidArgument(f"{str(path)!r} is no record of a measurement: {remedy}")

@@ -48,7 +48,7 @@ class Clip:
 def read(path: Path) -> Clip:
     """A file as a clip; `UnreadableAudio` says what is wrong with it and what would help."""
     soundfile = _package("soundfile")
-    _check_file(path)
+    check_file(path)
     try:
         with soundfile.SoundFile(path) as file:
             promised, rate = file.frames, file.samplerate
@@ -112,10 +112,11 @@ def _package(name: str) -> Any:
         raise UnreadableAudio(f"sound files are read with {name}, which is not installed; run: {INSTALL}") from error
 
 
-def _check_file(path: Path) -> None:
+def check_file(path: Path) -> None:
+    """Raise where nothing can be read, whatever it would be."""
     if path.is_dir():
         inside = sorted(file.suffix.lower() for file in path.iterdir() if file.suffix.lower() in SOUND)
-        advice = f"give its {len(inside)} sound files: {path}/*{inside[0]}" if inside else "and holds no sound files"
+        advice = f"give its {len(inside)} sound files: {path}/*{inside[0]}" if inside else "it holds no sound files"
         raise UnreadableAudio(f"{path}: a folder; {advice}")
     if not path.exists():
         raise UnreadableAudio(f"{path}: no such file; check the name")
