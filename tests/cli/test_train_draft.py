@@ -45,6 +45,23 @@ def invoke(*arguments: str | Path) -> Result:
     return CliRunner().invoke(cli, [str(argument) for argument in arguments])
 
 
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--heads", "2"), "--heads: a feature draft has none"),
+        (("--kind", "causal", "--unroll", "2"), "--unroll: a causal draft is not unrolled"),
+        (("--num-layers", "2", "--layers", "0,1"), "--num-layers: --layers, --from or --config says how many"),
+        (("--rollout-length", "4"), "--rollout-length: --rollout-share is 0"),
+        (("--data", "data", "--prompts", __file__), "--prompts: --data holds what is learnt from"),
+        (("--limit", "2"), "--limit: it bounds the prompts of --evaluate"),
+    ],
+)
+def test_an_option_that_nobody_would_look_at_is_refused(arguments: tuple[str, ...], words: str, tmp_path: Path) -> None:
+    refused = invoke("train", "draft", "no/such/target", "-o", tmp_path / "made", *arguments)
+    assert refused.exit_code == 2
+    assert words in " ".join(refused.stderr.split())
+
+
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a target, its data and some prompts."""

@@ -17,6 +17,7 @@ from forerun.cli.options import (
     place_of,
     place_options,
     settings_from,
+    typed_options,
 )
 from forerun.cli.train_progress import TrainingBar, held_out
 from forerun.config import rank_and_size
@@ -140,6 +141,7 @@ def draft(
     console = err_console()
     config = None if options["config"] is None else str(options["config"])
     settings = settings_from(TrainOptions, options, config=config)  # mistakes are found before anything is loaded
+    _check_used(typed_options(ctx), settings, has_data=data is not None, evaluates=evaluate is not None)
     check_output_folder(output, "-o")
     place = place_of(options)
     shards = Shards(data or _write_data(ctx, target, prompts, output, place))
@@ -174,6 +176,22 @@ def draft(
             from forerun.cli.train_eval import run_evaluation
 
             run_evaluation(model, tokenizer, trained.folder, evaluate, EvaluateOptions(limit=limit), console)
+
+
+def _check_used(typed: list[str], settings: TrainOptions, has_data: bool, evaluates: bool) -> None:
+    """Refuse options that this run would not look at."""
+    begun = settings.layers is not None or settings.start is not None or settings.config is not None
+    unused = {
+        "--heads": (settings.kind != "parallel", f"a {settings.kind} draft has none"),
+        "--unroll": (settings.kind != "feature", f"a {settings.kind} draft is not unrolled"),
+        "--num-layers": (begun, "--layers, --from or --config says how many"),
+        "--rollout-length": (not settings.rollout_share, "--rollout-share is 0"),
+        "--prompts": (has_data, "--data holds what is learnt from"),
+        "--limit": (not evaluates, "it bounds the prompts of --evaluate, and there are none"),
+    }
+    for name, (is_unused, reason) in unused.items():
+        if is_unused and name in typed:
+            raise InvalidArgument(f"{name}: {reason}; leave it out")
 
 
 def _write_data(

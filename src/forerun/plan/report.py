@@ -82,7 +82,8 @@ def _advice(entry: Advice) -> str:
     where = f"Batch {entry.batch}, temperature {entry.temperature:g}"
     how = "measured" if entry.measured else "predicted"
     if entry.drafter is None:
-        return f"{where}: use no drafter. None of them makes decoding faster here ({how})."
+        seen = " by more than chance" if entry.measured else ""
+        return f"{where}: use no drafter. None of them makes decoding faster here{seen} ({how})."
     return f"{where}: use {entry.drafter} with drafts of {entry.length}, {entry.factor:.2f} times plain ({how})."
 
 
