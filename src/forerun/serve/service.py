@@ -119,28 +119,44 @@ class Service:
         deadline = time.monotonic() + self.settings.timeout
         choices = [Choice(index, request) for index, request in enumerate(requests)]
         places = self.admission.enter([len(request.prompt) for request in requests])
+        streams: list[TokenStream | None] = []
         try:
+            # Whose turn has come begins before the answer's headers are written, or a task is started for it.
+            for choice, place in zip(choices, places, strict=True):
+                streams.append(self._submit(choice.request) if place.is_running and echo is None else None)
             yield None
-            pairs = zip(choices, places, strict=True)
-            decodings = [partial(self._decode, choice, place, asked, echo) for choice, place in pairs]
+            every = zip(choices, places, streams, strict=True)
+            decodings = [partial(self._decode, choice, place, asked, echo, stream) for choice, place, stream in every]
             async with aclosing(_merged(decodings, deadline, direct)) as gains:
                 async for gain in gains:
                     yield gain
         finally:
+            for stream in streams:
+                if stream is not None:
+                    stream.close()
             for place in places:
                 place.leave()
+
+    def _submit(self, request: Request) -> TokenStream:
+        try:
+            return self.backend.submit(request)
+        except ForerunError as error:
+            raise told(error) from error
 
     def check_is_open(self) -> None:
         if self.is_draining:
             raise shutting_down()
 
-    async def _decode(self, choice: Choice, place: Place, asked: Asked, echo: Echo | None, tell: Tell) -> None:
-        """One choice, from the queue to its end. Rounds that came while the loop was busy are told at once."""
+    async def _decode(
+        self, choice: Choice, place: Place, asked: Asked, echo: Echo | None, begun: TokenStream | None, tell: Tell
+    ) -> None:
+        """One choice, from the queue, or where it has `begun`, to its end. Rounds that came while the loop was busy are
+        told at once."""
         times, request = Times(time.perf_counter()), choice.request
         context = request.prompt if asked.continues else ()
         text = AnswerText(self.model.tokenizer, request.stop_strings, request.stop_ids, asked.by_token, context)
         outcome = "abort"
-        stream: TokenStream | None = None  # that has not told its end
+        stream = begun  # that has not told its end
 
         def hear(gained: Sequence[Gained]) -> bool:
             if pieces := self._read(choice, gained, text, times):
@@ -156,7 +172,7 @@ class Service:
                     outcome = choice.finish_reason = "length"
                     tell(_gained(choice, []))
                     return
-                with closing(self.backend.submit(request)) as stream:
+                with closing(begun or self._submit(request)) as stream:
                     await stream.listen(hear)
                     if text.has_stopped:
                         stream.close()

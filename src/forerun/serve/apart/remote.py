@@ -65,6 +65,7 @@ class RemoteStream:
         self.told = 0.0  # when its listener was
         self._hear: Hear | None = None
         self._failure: Exception | None = None  # of the listener
+        self._is_closed = False
         self._waiter: asyncio.Future[None] | None = None
 
     @property
@@ -92,7 +93,8 @@ class RemoteStream:
         return self.ending
 
     def close(self) -> None:
-        if not self.has_ended:
+        if not self.has_ended and not self._is_closed:
+            self._is_closed = True
             self._backend.abort(self.number)
 
     def end(self, ending: Ended | None = None, error: Exception | None = None) -> None:
