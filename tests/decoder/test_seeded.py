@@ -65,6 +65,17 @@ def test_a_policy_that_was_given_stands(policy: Any) -> None:
     assert policies_of(ours, seed=3, temperature=1.0) == {type(ours.policy)}
 
 
+@pytest.mark.parametrize("policy", ("hf", "bass"))
+def test_rules_that_remember_earlier_calls_begin_anew(policy: str) -> None:
+    ours = decoder(0, policy=policy)
+    first = ours.generate(*padded(PROMPTS), **SETTINGS).new_tokens
+    assert ours.generate(*padded(PROMPTS), **SETTINGS).new_tokens == first
+    for _ in range(2):  # where nobody names a seed they go on from where they were
+        ours.generate(*padded(PROMPTS), max_new_tokens=40)
+    assert getattr(ours.policy, "_opening", None) != 5 and getattr(ours.policy, "length", None) != 7
+    assert ours.generate(*padded(PROMPTS), **SETTINGS).new_tokens == first
+
+
 class Unsure(forerun.Constant):
     """Cannot say what it does in calls that name a seed."""
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
+from typing import Self
 
 from forerun.arguments import flag, integer
 from forerun.errors import InvalidArgument
@@ -59,6 +61,12 @@ class HfHeuristic(Policy):
     def forget(self, request_ids: tuple[int, ...]) -> None:
         for request in request_ids:
             self._length.pop(request, None)
+
+    def for_seed(self) -> Self:
+        """One that begins at `start`: where earlier calls stopped would change the text."""
+        twin = copy.copy(self)
+        twin._opening, twin._length = self.start, {}
+        return twin
 
     def _next(self, length: int, kept: bool) -> int:
         return length + self.increase if kept else max(1, length - self.decrease)
@@ -145,7 +153,7 @@ class BassHeuristic(Policy):
         _at_least(0, increase=increase)
         if l0 > limit:
             raise InvalidArgument(f"l0={l0}: must be at most limit={limit}")
-        self.length = l0
+        self.l0 = self.length = l0
         self.increase = increase
         self.modulus = modulus
         self.limit = limit
@@ -166,6 +174,12 @@ class BassHeuristic(Policy):
             shorter = self.length - -(-self.length // self.modulus) - self._missed
             self.length = max(1, best, shorter)
             self._missed = True
+
+    def for_seed(self) -> Self:
+        """One that begins at `l0`: the length that earlier calls came to would change the text."""
+        twin = copy.copy(self)
+        twin.length, twin._missed = self.l0, False
+        return twin
 
 
 def _at_least(least: int, **values: int) -> None:
