@@ -149,7 +149,11 @@ def _why_not(law: Law, rows: int, width: int, vocab_size: int, lengths: Tensor) 
         return _values(law.probs, lengths)
     if isinstance(law, LogitLaw):
         return _shape(law.index, rows, width) or _vocabulary(law, vocab_size) or _owners(law, rows)
-    return None  # a reduced vocabulary: of its own making
+    if isinstance(law, ReducedLaw):
+        if (reason := _ids(law.ids, vocab_size) or _vocabulary(law, vocab_size)) is not None:
+            return reason
+        return _why_not(law.law, rows, width, len(law.ids), lengths)
+    return None
 
 
 def _shape(held: Tensor, rows: int, width: int) -> str | None:
@@ -157,7 +161,14 @@ def _shape(held: Tensor, rows: int, width: int) -> str | None:
     return f"has shape {tuple(held.shape)} for a draft of shape {(rows, width)}" if wrong else None
 
 
-def _vocabulary(law: PointMass | SparseLaw | LogitLaw, vocab_size: int) -> str | None:
+def _ids(ids: Tensor, vocab_size: int) -> str | None:
+    """Of a part of the vocabulary."""
+    good = ids.dim() == 1 and ids.dtype == torch.int64 and len(ids) and int(ids[0]) >= 0 and int(ids[-1]) < vocab_size
+    is_ascending = good and bool((ids[1:] > ids[:-1]).all())
+    return None if is_ascending else f"does not name ids of the target's {vocab_size}, ascending, in int64"
+
+
+def _vocabulary(law: PointMass | SparseLaw | LogitLaw | ReducedLaw, vocab_size: int) -> str | None:
     return None if law.vocab_size == vocab_size else f"is over {law.vocab_size} tokens, the target's are {vocab_size}"
 
 
