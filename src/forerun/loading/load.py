@@ -38,6 +38,7 @@ from forerun.loading.stored import can_keep, half_dtype, keep_blocks, keep_halve
 if TYPE_CHECKING:
     from forerun.loading.piecewise import PiecewiseFolder
 
+COMPUTED = frozenset({torch.float64, torch.float32, torch.bfloat16, torch.float16})
 STORED = "stored"
 """The `dtype` of a model whose weights stay as narrow as they are stored; arithmetic is float32."""
 
@@ -462,8 +463,10 @@ def choose_dtype(dtype: torch.dtype | str | None, device: torch.device) -> torch
     if dtype is None or dtype == STORED:
         return torch.bfloat16 if device.type == "cuda" else torch.float32
     kind = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
-    if not isinstance(kind, torch.dtype) or not kind.is_floating_point:
-        raise InvalidArgument(f"dtype={dtype!r}: not a floating-point type; use 'float32', 'bfloat16' or 'float16'")
+    if not isinstance(kind, torch.dtype) or kind not in COMPUTED:
+        raise InvalidArgument(
+            f"dtype={dtype!r}: no type that a model computes in; use 'float32', 'bfloat16' or 'float16'"
+        )
     return kind
 
 
