@@ -36,6 +36,7 @@ class Choice:
     finish_reason: str | None = None
     stats: Stats = field(default_factory=Stats)
     mean_logprob: float = 0.0
+    times: Times = field(default_factory=lambda: Times(time.perf_counter()))
 
     @property
     def text(self) -> str:
@@ -152,7 +153,7 @@ class Service:
     ) -> None:
         """One choice, from the queue, or where it has `begun`, to its end. Rounds that came while the loop was busy are
         told at once."""
-        times, request = Times(time.perf_counter()), choice.request
+        times, request = choice.times, choice.request
         context = request.prompt if asked.continues else ()
         text = AnswerText(self.model.tokenizer, request.stop_strings, request.stop_ids, asked.by_token, context)
         outcome = "abort"

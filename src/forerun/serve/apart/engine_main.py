@@ -10,6 +10,7 @@ import socket
 import sys
 
 from forerun.errors import ServerError
+from forerun.serve.apart.garbage import leave_out
 from forerun.serve.apart.host import make_host
 from forerun.serve.apart.wire import Loaded, NotLoaded, Round, pack, receive
 
@@ -29,6 +30,7 @@ def run(connection: socket.socket) -> None:
     except Exception as error:
         connection.sendall(pack(Round([], [NotLoaded(_sendable(error))])))
         return
+    leave_out()
     host = make_host(decoder, model, connection)
     host.run(Loaded(model, host.backend.is_split))
 

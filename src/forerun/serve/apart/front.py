@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import logging
 import os
 import signal
@@ -10,6 +9,7 @@ import socket
 import sys
 from contextlib import suppress
 
+from forerun.serve.apart.garbage import leave_out
 from forerun.serve.apart.remote import RemoteBackend
 from forerun.serve.apart.wire import Beginning, Ready, Round, receive
 from forerun.serve.run import make_server
@@ -43,8 +43,7 @@ def run(connection: socket.socket) -> int:
         server.end(at_once=True)
 
     backend.on_drain, backend.on_lost = server.end, lose
-    gc.collect()
-    gc.freeze()  # what was imported stays: to look through all of it again takes a tenth of a second from every stream
+    leave_out()
     with suppress(SystemExit):  # of an address that is taken; uvicorn has logged it
         server.run()
     return status if server.started else CANNOT_LISTEN

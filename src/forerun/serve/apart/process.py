@@ -16,6 +16,7 @@ from forerun.decoder import SpeculativeDecoder
 from forerun.errors import ServerError
 from forerun.processes import bound_command
 from forerun.serve.apart.front import CANNOT_LISTEN
+from forerun.serve.apart.garbage import leave_out
 from forerun.serve.apart.host import EngineHost, make_host
 from forerun.serve.apart.wire import Beginning
 from forerun.serve.model import ServedModel
@@ -77,6 +78,7 @@ def serve_apart(
     on_ready: Callable[[str], None],
 ) -> bool:
     """Serve until a signal comes; `on_ready` is given the address. False where the address could not be had."""
+    leave_out()
     host = make_host(decoder, model, front.connection)
     backend = host.backend
     backend.on_lost = host.drain
