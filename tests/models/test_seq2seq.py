@@ -13,6 +13,7 @@ from torch import Tensor
 from transformers import LongT5Config, LongT5ForConditionalGeneration
 
 from forerun import DraftModel, EarlyExit, SpeculativeDecoder, Tree
+from forerun.cache.ragged import RaggedCache
 from forerun.errors import ForerunWarning, InvalidArgument, UnsupportedModel
 from forerun.math.attention import Form
 from forerun.models import cross_attention
@@ -196,6 +197,29 @@ def test_a_failed_encoder_leaves_its_rows_releasable(monkeypatch: MonkeyPatch) -
     for row in range(3):
         made.release(row)
     assert not made.sources.waiting and not made.cache.rows
+
+
+def test_sources_whose_keys_find_no_memory_wait_on(monkeypatch: MonkeyPatch) -> None:
+    made, write, calls = scorer("t5"), RaggedCache.write, list[RaggedCache]()
+
+    def failing(self: RaggedCache, *arguments: Any) -> Any:
+        calls.append(self)
+        if len(calls) == 2:  # the second layer of the sources
+            raise torch.OutOfMemoryError
+        return write(self, *arguments)
+
+    monkeypatch.setattr(RaggedCache, "write", failing)
+    with pytest.raises(torch.OutOfMemoryError):
+        made.score(range(3), [[2]] * 3)
+    assert calls[1] is made.sources.cache and len(made.sources.waiting) == 3 and not made.sources.cache.rows
+    made.release(0)
+    check(
+        made.score([1, 2], [[2]] * 2),
+        torch.cat([recomputed(tiny_model("t5"), "t5", rows_of("t5")[i], [2]) for i in (1, 2)]),
+    )
+    for row in (1, 2):
+        made.release(row)
+    assert not made.sources.cache.rows
 
 
 def test_a_source_that_fails_takes_no_other_along() -> None:

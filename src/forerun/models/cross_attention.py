@@ -75,16 +75,29 @@ class Sources:
 
     @torch.inference_mode()
     def put(self, states: Sequence[Tensor], layers: Sequence[Projections], use: Kernels = Kernels.OFF) -> None:
-        """Project the states ([S, H]) of all that was waiting into every layer's keys and values."""
+        """Project the states ([S, H]) of all that was waiting into every layer's keys and values.
+
+        Where that fails, for want of memory say, all of them wait on.
+        """
         numbers = [self._number[source] for source in self.waiting]
-        for number in numbers:
-            self.cache.admit(number)
+        try:
+            for number in numbers:
+                self.cache.admit(number)
+            self._project(numbers, states, layers, use)
+        except BaseException:
+            for number in [number for number in reversed(numbers) if number in self.cache.rows]:
+                self.cache.release(number)
+            raise
+        self.waiting = []
+
+    def _project(
+        self, numbers: list[int], states: Sequence[Tensor], layers: Sequence[Projections], use: Kernels
+    ) -> None:
         places = self.cache.extend(numbers, [len(one) for one in states])
         packed = torch.cat(list(states))
         addresses = self.cache.addresses(places).to(packed.device)
         for index, project in enumerate(layers):
             self.cache.write(index, addresses, *project(packed), use)
-        self.waiting = []
 
     def place_of(self, row: int) -> tuple[int, int]:
         """Slot and length of a row's source."""
