@@ -88,7 +88,9 @@ def busy(console: Console, what: str) -> Iterator[None]:
     if not console.is_terminal:
         yield
         return
-    with console.status(what):
+    from rich.text import Text
+
+    with console.status(Text(what)):  # a folder's name may hold what rich takes for a colour
         yield
 
 

@@ -253,4 +253,4 @@ def _print(trained: Trained, console: Console) -> None:
     if trained.proxy is not None:
         say(console, held_out(trained.proxy, None))
     if importlib.util.find_spec("matplotlib") is None:
-        console.print("no curves were drawn: matplotlib is not installed; run: pip install 'forerun[train]'")
+        say(console, "no curves were drawn: matplotlib is not installed; run: pip install 'forerun[train]'")
