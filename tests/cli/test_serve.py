@@ -48,7 +48,8 @@ def test_where_it_cannot_listen_is_said_before_a_model_is_looked_for(taken: int)
         refused = serve("no/such/folder", *address)
         assert refused.exit_code == 2
         assert "cannot listen there" in refused.stderr and "no folder" not in refused.stderr
-    assert "no folder" in serve("no/such/folder", "--port", "0").stderr
+    for host in ("127.0.0.1", "localhost", ""):
+        assert "no folder" in serve("no/such/folder", "--port", "0", "--host", host, "--allow-anyone").stderr
 
 
 def test_files_that_are_no_certificate_are_refused(tmp_path: Path) -> None:

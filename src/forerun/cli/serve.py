@@ -90,12 +90,7 @@ def serve(**options: Any) -> None:
 
 def check_address(address: AddressSettings) -> None:
     """Refuse where the server could not listen, or not by https: a large model takes minutes to load before it does."""
-    try:
-        family, kind, _, _, where = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)[0]
-        with socket.socket(family, kind) as trial:
-            trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            trial.bind(where)
-    except OSError as error:
+    if (error := _why_not_there(address.host, address.port)) is not None:
         raise InvalidArgument(
             f"--host {address.host} --port {address.port}: cannot listen there ({error.strerror or error}); "
             "choose another address, or --port 0 for any that is free"
@@ -109,6 +104,24 @@ def check_address(address: AddressSettings) -> None:
                 f"--ssl-certfile {address.ssl_certfile!r}, --ssl-keyfile {address.ssl_keyfile!r}: no certificate and "
                 f"its key in PEM form, without a passphrase ({error})"
             ) from error
+
+
+def _why_not_there(host: str, port: int) -> OSError | None:
+    """What keeps a server from listening; None where it can, by one of the addresses that the name stands for."""
+    failed: OSError | None = None
+    try:
+        places = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except OSError as error:
+        return error
+    for family, kind, _, _, where in places:  # of localhost the second may be one that this machine has
+        try:
+            with socket.socket(family, kind) as trial:
+                trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                trial.bind(where)
+            return None
+        except OSError as error:
+            failed = failed or error
+    return failed
 
 
 def _serve_text(options: dict[str, Any], address: AddressSettings, limits: ServiceSettings, console: Console) -> bool:
