@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -17,8 +18,8 @@ import torch
 import forerun
 from forerun import AsyncEngine, DraftModel, EarlyExit, Engine, PromptLookup, SpeculativeDecoder
 from forerun.config import SamplingParams
-from forerun.engine import FinishReason, Progress, Request
-from forerun.engine.mailbox import Mailbox, Waiter, wake
+from forerun.engine import FinishReason, Progress, Request, async_engine
+from forerun.engine.mailbox import Mailbox, Receiver, Waiter, wake
 from forerun.errors import EngineClosed, InvalidArgument
 from forerun.models.scorer import Scorer
 from forerun.models.seq2seq import Seq2SeqScorer
@@ -114,6 +115,54 @@ def test_it_sleeps_while_there_is_nothing_to_do(serving: AsyncEngine) -> None:
     time.sleep(0.3)
     assert time.process_time() - before[1] < 0.1
     assert serving.submit(request(2)).result(60).tokens == alone(2), "it wakes for a late request"
+
+
+class Broken(Receiver):
+    """Fails when it is told of what has come so far, or of an end."""
+
+    def __init__(self, at: str) -> None:
+        self.at, self.told = at, threading.Event()
+
+    def put(self, gained: Any = None, result: Any = None, error: Any = None) -> list[Waiter]:
+        if (gained is not None) == (self.at == "gained"):
+            self.told.set()
+            raise RuntimeError("nobody there")
+        return []
+
+
+@pytest.mark.parametrize("at", ("gained", "ended"))
+def test_a_receiver_that_fails_harms_itself_alone(
+    serving: AsyncEngine, at: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken, logged = Broken(at), list[str]()
+    monkeypatch.setattr(async_engine.log, "exception", lambda text, *names: logged.append(text % names))
+    serving.send(request(2), broken)
+    good = serving.submit(request(1))
+    assert broken.told.wait(60) and good.result(60).tokens == alone(1)
+    assert serving.is_alive and logged == ["Broken failed; its request ends"]
+    assert not serving._receivers and not serving._handles
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_receiver_that_fails_keeps_nobody_from_hearing_of_the_end() -> None:
+    engine = AsyncEngine(make_engine())
+    engine.send(Request(prompt=(1, 2), max_new_tokens=100_000), Broken("ended"))
+    waiting = engine.submit(Request(prompt=(1, 2), max_new_tokens=100_000))
+    next(waiting)
+
+    def step() -> list[Progress]:
+        raise SystemExit
+
+    engine.engine.step = step  # type: ignore[method-assign]
+    with pytest.raises(EngineClosed):
+        waiting.result(60)
+
+
+def test_a_call_between_steps_may_ask_to_leave(serving: AsyncEngine) -> None:
+    """It is told to whoever waits for the call; the thread is everybody's."""
+    with pytest.raises(SystemExit):
+        serving.between_steps(lambda: sys.exit(3)).result(60)
+    assert serving.submit(request(1)).result(60).tokens == alone(1)
 
 
 @pytest.mark.parametrize("thing", (None, "text", (1, 2)), ids=str)

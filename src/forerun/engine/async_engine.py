@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import sys
 import threading
 import time
@@ -19,6 +20,7 @@ from forerun.engine.request import Request
 from forerun.engine.row import Progress, RowResult
 from forerun.errors import EngineClosed, InvalidArgument
 
+log = logging.getLogger("forerun.engine")
 Call = tuple["Future[Any]", Callable[[], Any]]
 MOST_WAKES = 4000
 """Times a second that readers in event loops are woken, all requests together: what a loop does for its readers keeps
@@ -246,7 +248,7 @@ class AsyncEngine:
         try:
             handle = self.engine.add(request)
         except Exception as error:  # refused: whoever asked for it hears why
-            wake(receiver.put(error=error))
+            wake(self._tell(receiver, error=error))
         else:
             self._receivers[handle], self._handles[receiver] = receiver, handle
 
@@ -260,12 +262,12 @@ class AsyncEngine:
         waiters: list[Waiter] = []
         for gained in progress:
             if gained.row in self._receivers:
-                self._receivers[gained.row].put(gained)
+                self._tell(self._receivers[gained.row], gained=gained)
         for handle, result in self.engine.take_results_by_handle().items():
             if handle in self._receivers:
                 receiver = self._receivers.pop(handle)
                 del self._handles[receiver]
-                waiters += receiver.put(result=result)
+                waiters += self._tell(receiver, result=result)
         now, pace = time.monotonic(), len(self._receivers) / MOST_WAKES
         for receiver in self._receivers.values():
             waiters += receiver.due(now, pace)
@@ -284,7 +286,18 @@ class AsyncEngine:
         """Whoever waits for a request under way, or for one that was not heard of, hears of the error."""
         under_way = (*self._receivers.values(), *unheard)
         self._receivers, self._handles = {}, {}
-        wake([waiter for receiver in under_way for waiter in receiver.put(error=error)])
+        wake([waiter for receiver in under_way for waiter in self._tell(receiver, error=error)])
+
+    def _tell(self, receiver: Receiver, **news: Any) -> list[Waiter]:
+        """One that fails harms itself alone: its request ends, and it is told no more."""
+        try:
+            return receiver.put(**news)
+        except Exception:
+            log.exception("%s failed; its request ends", type(receiver).__name__)
+            if (handle := self._handles.pop(receiver, None)) is not None:
+                del self._receivers[handle]
+                self._abort(handle)
+            return []
 
 
 def _call(future: Future[Any], function: Callable[[], Any]) -> None:
@@ -293,5 +306,5 @@ def _call(future: Future[Any], function: Callable[[], Any]) -> None:
         return
     try:
         future.set_result(function())
-    except Exception as error:
+    except BaseException as error:  # a SystemExit is the caller's, too: others are decoding here
         future.set_exception(error)
