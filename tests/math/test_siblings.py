@@ -226,3 +226,12 @@ def test_degenerate_laws(way: Way) -> None:
     ):
         choice = way(p, q, torch.tensor([[first, -1]]), u, u[:, 0])
         assert (int(choice.kept), int(choice.token)) == (kept, token)
+
+
+@pytest.mark.parametrize("way", (without_replacement, with_replacement, k_seq))
+@pytest.mark.parametrize("said", (0.0, -0.5, torch.nan))
+def test_a_candidate_its_own_law_could_not_draw_is_refused(way: Way, said: float) -> None:
+    """Whatever the uniform, and though the target likes it best: what is emitted then is drawn from the target."""
+    p, q = torch.tensor([[0.7, 0.3, 0.0]], dtype=torch.float64), torch.tensor([[said, 0.5, 0.5]], dtype=torch.float64)
+    choice = way(p, q, torch.tensor([[0]]), torch.zeros(1, 1, dtype=torch.float64), torch.zeros(1, dtype=torch.float64))
+    assert choice.kept.tolist() == [-1] and choice.token.tolist() == [0]

@@ -16,7 +16,7 @@ from forerun.config import SamplingParams
 from forerun.drafters import growth
 from forerun.drafters.growth import Growth, Node, grow_tree
 from forerun.math import siblings
-from forerun.math.tree import lineage, tree_rule
+from forerun.math.tree import ancestors, lineage, tree_rule
 from forerun.math.verify import Noise
 from forerun.types import Draft, DraftContext, LawParams, Siblings, TreeShape
 from support.bisection import bisect
@@ -324,3 +324,21 @@ def test_rows_are_judged_as_if_alone(monkeypatch: MonkeyPatch) -> None:
         assert (int(own), int(token)) == (int(count[i]), int(said[i]))
         assert nodes[0].tolist() == path[i, : nodes.shape[1]].tolist()
         assert int(count[i]) <= int(lengths[i])
+
+
+@pytest.mark.parametrize("depth", range(1, 10))
+def test_a_node_sees_its_own_path(depth: int) -> None:
+    """A chain of that depth, and a random tree no deeper; what lies past a tree's length sees itself alone."""
+    generator = torch.Generator().manual_seed(depth)
+    size, parents, levels = depth + 6, list[int](), list[int]()
+    while len(parents) < size:
+        parent = int(torch.randint(-1, len(parents) or 1, (1,), generator=generator)) if parents else -1
+        if (level := 1 + (levels[parent] if parent >= 0 else 0)) <= depth:
+            parents.append(parent)
+            levels.append(level)
+    both = torch.tensor([parents, [*range(-1, depth - 1), *[3] * 6]])
+    seen = ancestors(both, torch.tensor([size, depth]), depth)
+    for own, length, found in zip(both.tolist(), (size, depth), seen.tolist(), strict=True):
+        for node, row in enumerate(found, -1):
+            path = {-1, *lineage(own, node)} if node < length else {node}
+            assert {place - 1 for place, is_seen in enumerate(row) if is_seen} == path

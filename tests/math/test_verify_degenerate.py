@@ -9,7 +9,7 @@ from torch import Tensor
 from forerun.config import SamplingParams
 from forerun.math.laws import LogitLaw, PointMass, SparseLaw, draw
 from forerun.math.random import draft_uniforms
-from forerun.math.verify import RULES, Noise, count_accepted, noise_of, residual, verify
+from forerun.math.verify import RULES, Noise, count_accepted, noise_of, or_else, residual, verify
 from forerun.types import Draft, Law, LawParams, Rule
 from support.oracle import MarkovPair, keys_for, law_of
 
@@ -72,6 +72,15 @@ def test_nan_in_the_draft_law_takes_nothing_away():
     q = torch.tensor([[torch.nan, 0.4, 0.1]], dtype=torch.float64)
     assert residual(p, q)[0].tolist() == pytest.approx([0.5, 0.0, 0.1])
     assert residual(p, q * torch.nan).tolist() == p.tolist()
+
+
+def test_a_draft_law_below_zero_or_without_end_adds_nothing():
+    """Where the target has nothing, nothing is left, whatever a law says that is none."""
+    p = torch.tensor([[0.5, 0.5, 0.0]], dtype=torch.float64)
+    assert residual(p, torch.tensor([[0.25, 0.75, -1.0]], dtype=torch.float64)).tolist() == [[0.25, 0.0, 0.0]]
+    assert residual(p, torch.full_like(p, -torch.inf)).tolist() == p.tolist()
+    endless = torch.tensor([[1.0, torch.inf, 0.0]], dtype=torch.float64)
+    assert or_else(endless, p).tolist() == or_else(endless * torch.nan, p).tolist() == p.tolist()
 
 
 # Disjoint and impossible

@@ -299,8 +299,8 @@ def test_without_a_monitor_every_call_and_every_window_draw_anew() -> None:
     assert isinstance(inside, Windows)
     inside.seed = 1
     asked: Any = {"temperature": 1.0, "do_sample": True, "return_timestamps": True, "custom_generate": inside}
-    calls = {tuple(model.generate(**heard(SHORT[4:5]), **asked)[0].tolist()) for _ in range(6)}
-    assert len(calls) > 3
+    calls = {tuple(model.generate(**heard(SHORT[4:5]), **asked)[0].tolist()) for _ in range(3)}
+    assert len(calls) > 1
     numbers: list[int] = []
     decode = inside.engine.add
     inside.engine.add = lambda request: (numbers.append(request.request_id), decode(request))[1]  # type: ignore[method-assign]
