@@ -20,6 +20,7 @@ from forerun.parallel.link import Link
 from forerun.serve.backend import LocalBackend
 from serve.serving import Server, make_decoder, running
 from support.folders import VOCAB, byte_tokenizer
+from support.processes import wait_for
 from support.tiny import tiny_model
 
 # One token again and again, which lookup drafts.
@@ -120,3 +121,5 @@ def test_who_leaves_before_the_turn_comes_is_counted_as_nothing() -> None:
         with pytest.raises(httpx.TimeoutException):
             httpx.post(f"{server.url}/v1/completions", json=LONG, timeout=0.3)
         assert counted(server) == [0, 0, 0]
+        wait_for(lambda: 'finished_reason="abort"' in server.client.get("/metrics").text, 20)
+        assert re.search(r"^vllm:prompt_tokens_total\{.*\} 0", server.client.get("/metrics").text, re.MULTILINE)

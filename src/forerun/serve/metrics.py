@@ -120,7 +120,8 @@ class Metrics:
     def count(self, num_prompt_tokens: int, num_tokens: int, times: Times, outcome: str) -> None:
         """A sequence that has ended: stop, length, abort or error. What it was made of is told by `count_tokens`."""
         self._success.labels(*self._values, outcome).inc()
-        self._prompt_tokens.inc(num_prompt_tokens)
+        if times.started is not None:  # nobody has read the prompt of one that left before its turn
+            self._prompt_tokens.inc(num_prompt_tokens)
         self._time(times, num_tokens)
 
     def count_tokens(self, num_tokens: int, stats: Stats) -> None:
