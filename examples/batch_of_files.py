@@ -10,6 +10,8 @@ import forerun
 
 ROWS = 8  # files in one batch; each row accepts its own number of draft tokens
 
+if len(sys.argv) < 2:
+    sys.exit(__doc__)
 folder = Path(sys.argv[1])
 model, tokenizer = forerun.load(sys.argv[2] if len(sys.argv) > 2 else "embedded")
 decoder = forerun.SpeculativeDecoder(model, tokenizer=tokenizer)

@@ -16,6 +16,8 @@ from forerun.train.loop import train_draft
 from forerun.train.options import TrainOptions
 from forerun.train.shards import Manifest, Shards, ShardWriter, TrainingText
 
+if len(sys.argv) < 2:
+    sys.exit(__doc__)
 output = Path(sys.argv[1])
 model, tokenizer = forerun.load(sys.argv[2] if len(sys.argv) > 2 else "embedded")
 steps = int(sys.argv[3]) if len(sys.argv) > 3 else 20

@@ -277,8 +277,12 @@ def _suggestion(name: str) -> str:
     return f"generate() got an unknown keyword {name!r}; {_hint(name)}"
 
 
+ELSEWHERE = {"stop": "stop_strings", "n": "num_return_sequences", "max_tokens": "max_new_tokens"}
+"""Keywords of OpenAI's interface and vLLM's, and what they are called here."""
+
+
 def _hint(name: str) -> str:
-    close = difflib.get_close_matches(name, KNOWN, n=1)
+    close = [ELSEWHERE[name]] if name in ELSEWHERE else difflib.get_close_matches(name, KNOWN, n=1)
     return f"did you mean {close[0]!r}?" if close else f"known are {', '.join(sorted(KNOWN))}"
 
 

@@ -142,6 +142,15 @@ def test_before_anything_runs(keywords: dict[str, Any], message: str) -> None:
         ours.stream(**{"input_ids": IDS, **keywords})
 
 
+@pytest.mark.parametrize(
+    ("name", "ours"),
+    [("stop", "stop_strings"), ("n", "num_return_sequences"), ("max_tokens", "max_new_tokens"), ("sed", "seed")],
+)
+def test_a_keyword_of_another_interface_is_named_as_it_is_here(name: str, ours: str) -> None:
+    with pytest.raises(UnknownArgument, match=f"unknown keyword '{name}'; did you mean '{ours}'"):
+        decoder().stream(IDS, **{name: 1})
+
+
 def test_numbers_of_numpy_and_torch_count_as_numbers() -> None:
     ours = decoder()
     plain = ours.generate(IDS, max_new_tokens=5, temperature=0.5, top_k=7, seed=3).new_tokens
@@ -159,6 +168,7 @@ def test_numbers_of_numpy_and_torch_count_as_numbers() -> None:
     [
         ({"target": "embedded"}, r"target='embedded': give a loaded model: .*load_model"),
         ({"target": torch.nn.Linear(2, 2)}, "target=<Linear>: has no configuration"),
+        ({"target": (tiny_model("llama"), None)}, r"target: a tuple of a model and more.*tokenizer = forerun\.load"),
         ({"drafter": tiny_model("llama")}, "drafter=<LlamaForCausalLM>: is a model; wrap it: DraftModel"),
         ({"drafter": forerun.PromptLookup}, r"drafter=<class PromptLookup>: is a class; .*PromptLookup\(...\)"),
         ({"drafter": "no/such/folder"}, "drafter='no/such/folder': there is no such folder"),

@@ -46,6 +46,12 @@ def test_every_example_is_run_here_and_listed() -> None:
     assert all(f"[{name}.py]({name}.py)" in page for name in EXAMPLES)
 
 
+@pytest.mark.parametrize("name", ("batch_of_files", "train_head"))
+def test_without_its_argument_it_says_what_it_takes(run: Run, name: str) -> None:
+    with pytest.raises(SystemExit, match=f"python examples/{name}.py"):
+        run(name)
+
+
 def test_example_generate(run: Run, model: str) -> None:
     out = run("generate", model)
     assert out.startswith("The capital of France is |") and "tokens a round" in out

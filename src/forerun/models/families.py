@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from forerun.arguments import refuse
-from forerun.errors import UnsupportedModel
+from forerun.errors import InvalidArgument, UnsupportedModel
 
 # Layers whose state is keys and values, one a token. Anything else in `config.layer_types` keeps state of another kind.
 REWINDABLE_LAYERS = frozenset({"full_attention", "sliding_attention", "chunked_attention"})
@@ -87,6 +87,11 @@ def check_model(name: str, value: Any) -> None:
         refuse(name, value, f"is a class; load a model, {value.__name__}.from_pretrained(...)")
     if isinstance(value, nn.Module) and hasattr(value, "config"):
         return
+    if isinstance(value, tuple) and any(isinstance(part, nn.Module) for part in value):
+        raise InvalidArgument(
+            f"{name}: a tuple of a model and more, as forerun.load gives; write model, tokenizer = forerun.load(NAME), "
+            "and give the model"
+        )
     if isinstance(value, nn.Module):
         refuse(name, value, "has no configuration; give a model of transformers, such as a LlamaForCausalLM")
     refuse(
