@@ -51,4 +51,4 @@ def in_turns() -> None:
 
     turns = Turns(Path(forerun.__file__))
     for kind in (Dispatcher, CFunc):
-        kind.compile = turns.taken(kind.compile)
+        kind.compile = turns.taken(kind.compile)  # type: ignore[method-assign]
