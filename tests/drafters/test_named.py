@@ -33,7 +33,7 @@ def test_a_module_may_have_any_name_that_python_finds(
         ("nowhere.at.all:Mine", "No module named 'nowhere'"),
         ("ngam:counts", "did you mean 'ngram'"),
         ("lokup", "did you mean 'lookup'"),
-        ("lookup,", "a name is empty. There are auto"),
+        ("lookup,", "it is empty. There are auto"),
         ("broken_drafter:Mine", "SyntaxError: invalid syntax"),
         ("raising_drafter:Mine", "RuntimeError: not today"),
     ],

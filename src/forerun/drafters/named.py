@@ -139,7 +139,7 @@ def _refuse_misspelt(name: str, kind: str, option: str) -> None:
     words = [known.partition(":")[0] for known in NAMES if known != "module:Class"]
     near = difflib.get_close_matches(kind, words, n=1, cutoff=0.7)
     if near or not name:
-        hint = f"did you mean {near[0]!r}?" if near else "a name is empty."
+        hint = f"did you mean {near[0]!r}?" if near else "it is empty."
         raise InvalidArgument(
             f"{option} {name!r}: {hint} There are {', '.join(NAMES)}, or a model's name, folder or .gguf file"
         )
