@@ -27,12 +27,17 @@ def command(arguments: list[str]) -> int:
     parser.add_argument("--kernels", choices=[each.value for each in Kernels], help="[default: $FORERUN_KERNELS]")
     parser.add_argument("--batch-sizes", type=int, nargs="+", default=list(grid.batches))
     parser.add_argument("--tokens", type=int, nargs="+", default=list(grid.tokens), help="new tokens of each row")
-    parser.add_argument("--past", type=int, default=grid.past, help="keys each row has in the cache")
+    before = parser.add_mutually_exclusive_group()
+    before.add_argument("--past", type=int, default=grid.past, help="keys each row has in the cache")
+    before.add_argument(
+        "--prompts", action="store_true", help="as prompts are read: no keys before, logits of the last token alone"
+    )
     parser.add_argument("--repeats", type=int, default=grid.repeats)
     add_outputs(parser, plot="the curves")
     chosen = parser.parse_args(arguments)
     use = kernels() if chosen.kernels is None else Kernels(chosen.kernels)
-    asked = Grid(tuple(chosen.batch_sizes), tuple(chosen.tokens), chosen.past, chosen.repeats)
+    past = 0 if chosen.prompts else chosen.past
+    asked = Grid(tuple(chosen.batch_sizes), tuple(chosen.tokens), past, chosen.repeats, last_only=chosen.prompts)
     return run_command(
         "cpu_steps", arguments, chosen, partial(run, chosen.model, chosen.draft, chosen.narrow, asked, use)
     )

@@ -25,7 +25,7 @@ from forerun.measure.turns import Outcome, Turn, take_turns
 
 def check_grid(grid: Grid, context: int | None) -> None:
     """Refuse what cannot be measured."""
-    if grid.past < 1 or grid.repeats < 1:
+    if grid.past < (0 if grid.last_only else 1) or grid.repeats < 1:
         raise InvalidArgument(f"past={grid.past}, repeats={grid.repeats}: both must be at least 1")
     if context is not None and grid.past + max(grid.tokens) > context:
         raise InvalidArgument(

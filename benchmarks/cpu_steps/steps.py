@@ -46,6 +46,7 @@ class Grid:
     tokens: tuple[int, ...] = (1, 2, 4, 8, 16)  # new ones of each row
     past: int = 256  # keys each row has in its cache
     repeats: int = 7
+    last_only: bool = False  # logits of each row's last token alone, as when a prompt is read
 
 
 class Method(Protocol):
@@ -63,7 +64,7 @@ class Inputs:
         config = subject.model.config.get_text_config(decoder=True)
         random = torch.Generator().manual_seed(0)
         shape = (max(grid.batches), grid.past + max(grid.tokens))
-        self.headless, self.past = subject.headless, grid.past
+        self.headless, self.past, self.last_only = subject.headless, grid.past, grid.last_only
         self.all = (
             torch.randn(*shape, config.hidden_size, generator=random)
             if subject.headless
@@ -89,7 +90,8 @@ class Transformers:
     def step(self, batch: int, tokens: int) -> float:
         if batch not in self._caches:
             self._caches[batch] = DynamicCache()
-            self._run(self.inputs.old(batch), self._caches[batch])
+            if self.inputs.past:
+                self._run(self.inputs.old(batch), self._caches[batch])
         new = self.inputs.new(batch, tokens).contiguous()
         started = time.perf_counter()
         self._run(new, self._caches[batch])
@@ -98,7 +100,8 @@ class Transformers:
         return taken
 
     def _run(self, new: Tensor, cache: DynamicCache) -> Any:
-        return self.model(**{self._name: new}, past_key_values=cache, use_cache=True)
+        some = {"logits_to_keep": 1} if self.inputs.last_only and not self.inputs.headless else {}
+        return self.model(**{self._name: new}, past_key_values=cache, use_cache=True, **some)
 
 
 class Forerun:
@@ -111,7 +114,8 @@ class Forerun:
         for row in rows:
             self.scorer.admit(row)
         old = inputs.old(len(rows))
-        (self._call(rows, old) if inputs.headless else partial(self.scorer.feed, rows, old.tolist()))()
+        if inputs.past:
+            (self._call(rows, old) if inputs.headless else partial(self.scorer.feed, rows, old.tolist()))()
 
     def step(self, batch: int, tokens: int) -> float:
         rows = range(batch)
@@ -125,7 +129,7 @@ class Forerun:
     def _call(self, rows: Sequence[int], new: Tensor) -> Callable[[], object]:
         if self.inputs.headless:
             return partial(self.scorer.run, rows, [new.shape[1]] * len(rows), new.flatten(0, 1))
-        return partial(self.scorer.score, rows, new.tolist())
+        return partial(self.scorer.score_last if self.inputs.last_only else self.scorer.score, rows, new.tolist())
 
 
 def methods(subject: Subject, grid: Grid, use: Kernels) -> dict[str, Method]:

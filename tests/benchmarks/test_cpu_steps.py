@@ -67,6 +67,28 @@ class TestSteps:
         method.step(1, 4)
         assert [len(logits) for logits in scored] == [4]
 
+    def test_prompts_have_no_keys_before_and_one_logit_a_row(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        grid = Grid(batches=(1, 3), tokens=(4,), past=0, repeats=1, last_only=True)
+        run.check_grid(grid, 8)
+        ours = Forerun(subject(), Inputs(subject(), grid), Kernels.OFF)
+        theirs = Transformers(subject(), Inputs(subject(), grid))
+        sizes: list[tuple[int, ...]] = []
+        for method in (ours.scorer, theirs):
+            name = "score_last" if method is ours.scorer else "_run"
+            real = getattr(method, name)
+
+            def kept(*call: Any, real: Any = real) -> Any:
+                found = real(*call)
+                sizes.append(tuple(getattr(found, "logits", found).shape))
+                return found
+
+            monkeypatch.setattr(method, name, kept)
+        for _ in range(2):  # the second time nothing of the first is left
+            ours.step(3, 4)
+            theirs.step(3, 4)
+            assert ours.scorer.length(0) == 0 and theirs._caches[3].get_seq_length() == 0
+        assert sizes == [(3, 97), (3, 1, 97)] * 2
+
     def test_a_body_without_tokens(self) -> None:
         body = Subject("body", head_of(tiny_model("llama")).body, headless=True)
         for method in steps.methods(body, GRID, Kernels.OFF).values():
