@@ -491,3 +491,25 @@ BAD = {
 def test_bad_rules_are_refused_with_the_reason(text: str) -> None:
     with pytest.raises(InvalidArgument, match=BAD[text]):
         parse(text)
+
+
+def test_a_divergence_is_never_below_zero() -> None:
+    """Laws a rounding apart: the sum of the terms often is."""
+    p = torch.rand(500, 40, dtype=torch.float64).softmax(dim=-1)
+    q = torch.nextafter(p, torch.rand(500, 40, dtype=torch.float64).round())
+    assert bool(((p * (p / q).log()).sum(dim=-1) < 0).any()), "control"
+    assert bool((kl(p, q) >= 0).all()) and float(kl(p, q).max()) < 1e-12
+
+
+def test_a_row_without_a_draft_beside_others_is_the_targets() -> None:
+    """Nothing was drafted for it, so nothing is approximated, as published or repaired."""
+    rows, vocab = 64, 50
+    logits = 6 * torch.randn(rows, 2, vocab, dtype=torch.float64)
+    target = LogitLaw.dense(logits, LawParams.stack([SamplingParams(temperature=1.0)] * rows))
+    tokens, lengths = torch.zeros(rows, 1, dtype=torch.int64), torch.zeros(rows, dtype=torch.int64)
+    lengths[-1] = 1
+    noise = Noise(torch.rand(rows, 1, dtype=torch.float64), torch.rand(rows, 2, dtype=torch.float64))
+    right = draw(target.at(torch.zeros_like(lengths)), noise.final[:, 0])
+    for rule in (Sigmoid(as_published=True), Sigmoid()):
+        decision = rule.decide(target, Draft(tokens, lengths, PointMass(tokens, vocab)), noise)
+        assert torch.equal(decision.next_token[:-1], right[:-1]), rule.name

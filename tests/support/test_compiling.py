@@ -53,5 +53,5 @@ def test_a_kernel_is_compiled_once(way: str, tmp_path: Path, monkeypatch: pytest
         assert one.stdin is not None
         one.stdin.write("go\n")
         one.stdin.flush()
-    compiled = [int(one.communicate(timeout=60)[0]) for one in both]
+    compiled = [int(one.communicate(timeout=600)[0]) for one in both]
     assert sum(compiled) == 2 * (1 if way == "in turns" else 2)
