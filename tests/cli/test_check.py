@@ -58,7 +58,7 @@ def test_an_honest_pair_passes_and_the_control_is_caught() -> None:
 
 
 class Forged:
-    """A law that claims `claim` for every drafted token and nothing for the rest."""
+    """A law that claims `claim` for every drafted token and shares out the rest evenly: it could be true."""
 
     def __init__(self, claim: float, tokens: Tensor, vocab_size: int) -> None:
         self.claim, self.tokens, self.vocab_size = claim, tokens, vocab_size
@@ -68,7 +68,8 @@ class Forged:
 
     def at(self, position: Tensor) -> Tensor:
         drafted = self.tokens.gather(1, position.unsqueeze(-1))
-        law = torch.zeros(len(position), self.vocab_size, dtype=torch.float64)
+        others = (1 - self.claim) / (self.vocab_size - 1)
+        law = torch.full((len(position), self.vocab_size), others, dtype=torch.float64)
         return law.scatter(1, drafted, self.claim)
 
 
