@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
+from torch import Tensor
 
 from forerun.math.experts import ExpertWeights, run_experts, without_identities
+from forerun.math.routing import Router, Scoring, route
 from forerun.math.skinny import Activation
 
 
@@ -35,3 +38,12 @@ def test_identities_stay_apart_from_experts_that_the_row_has_not_chosen() -> Non
     got = identities.added(made, x)
     alone = run_experts(x[:1], torch.tensor([[2]]), torch.tensor([[0.5]]), weights)[0]
     torch.testing.assert_close(got, torch.stack([alone + x[0] / 2, x[1]]))
+
+
+@pytest.mark.parametrize(("correction", "chosen"), [(None, {0, 1}), (torch.zeros(4), {2, 3})], ids=["best", "best two"])
+def test_groups_are_chosen_by_their_best_expert_or_of_corrected_scores_by_two(
+    correction: Tensor | None, chosen: set[int]
+) -> None:
+    router = Router(torch.eye(4), None, 2, Scoring.SIGMOID, correction=correction, num_groups=2, top_groups=1)
+    _, found = route(torch.tensor([[2.0, -5.0, 1.0, 1.0]]), router)
+    assert set(found[0].tolist()) == chosen
