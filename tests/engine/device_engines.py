@@ -81,16 +81,20 @@ def rehearsing(made: Engine) -> Engine:
 def engine(
     on_device: bool, *, family: str = "llama", drafter: str = "model", policy: Policy | int = 4,
     rule: Rule = Rule.TOKEN, keep_rows: int = 0, ahead: bool = True, cache: KeyValueCache | None = None,
-    double: bool = False,
+    double: bool = False, first_from_prompt: bool = False,
 ) -> Engine:  # fmt: skip
+    """With `first_from_prompt` first tokens are drawn from the passes over prompts, or as those would draw them."""
     model = copy.deepcopy(tiny_model(family)).double() if double else tiny_model(family)
     target = Scorer(model, cache=cache, use=Kernels.OFF)
     guesser = DRAFTERS[drafter](model)
     chosen = Constant(policy) if isinstance(policy, int) else policy
     # Before recorded rounds prompts are encoded first; heads draft for a row once that has happened.
     made = Engine(target, guesser, chosen, rule=rule, keep_rows=keep_rows, ahead=ahead, join_tokens=0)
+    made.first_from_prompt = first_from_prompt and not target.observers
     if on_device:
         made.runner = runner_of(target, made.drafter, rule, made.clock)
+        if first_from_prompt:
+            made.runner.record_prompts(with_head=made.first_from_prompt)
     return made
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Collection
 
 from forerun.policy import Constant
 from forerun.types import BatchView, RoundOutcome
@@ -37,12 +38,21 @@ class Follows(Constant):
 
 
 class Replayed(Constant):
-    """The lengths that another run had; where `copied` says so, of copies rather than drawn drafts."""
+    """The lengths that another run had; where `copied` says so, of copies rather than drawn drafts.
 
-    def __init__(self, drafted: dict[int, list[int]], copied: dict[int, list[bool]] | None = None) -> None:
+    Of `unheard` requests that run had the first token from the prompt's own pass, of which a policy does not hear.
+    """
+
+    def __init__(
+        self,
+        drafted: dict[int, list[int]],
+        copied: dict[int, list[bool]] | None = None,
+        unheard: Collection[int] = (),
+    ) -> None:
         super().__init__(0)
-        self._left = {request: list(lengths) for request, lengths in drafted.items()}
-        self._copied = {request: list(kinds) for request, kinds in (copied or {}).items()}
+        self._left = {request: [0] * (request in unheard) + lengths for request, lengths in drafted.items()}
+        kinds = (copied or {}).items()
+        self._copied = {request: [False] * (request in unheard) + each for request, each in kinds}
         self._copies: list[int] = []
 
     def lengths(self, view: BatchView) -> tuple[int, ...]:

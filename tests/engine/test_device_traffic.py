@@ -53,6 +53,7 @@ class Traffic:
             "policy": rng.randint(0, 6),
             "ahead": rng.random() < 0.8,
             "keep_rows": rng.choice((0, 0, 2)),
+            "first_from_prompt": seed % 2 == 0,
         }
         traffic = cls(settings, [], rng, rng.choice((None, 160, 400)), rng.random() < 0.5)
         for plain in requests(rng.randint(3, 7), new=rng.randint(1, 14)):

@@ -23,9 +23,11 @@ CPU = torch.device("cpu")
 LONGEST = 300
 
 
-def scorer_with_passes(bound: int | None = 512, longest: int = LONGEST) -> tuple[Scorer, PromptPasses]:
+def scorer_with_passes(
+    bound: int | None = 512, longest: int = LONGEST, with_head: bool = False
+) -> tuple[Scorer, PromptPasses]:
     scorer = Scorer(tiny_model("llama"), cache=PagedCache(4096, CPU, longest=longest, block_size=16))
-    passes = PromptPasses(scorer, Rehearsing(CPU), bound)
+    passes = PromptPasses(scorer, Rehearsing(CPU), bound, with_head=with_head)
     scorer.admit(99)  # settles the size
     if bound is not None:
         passes.prepare()
@@ -62,6 +64,67 @@ def test_same_keys(lengths: tuple[int, ...]) -> None:
     assert passes.recordings.recorder.num_recordings == recorded
     assert isinstance(scorer.cache, PagedCache)
     scorer.cache.check()
+
+
+def check_ends(scorer: Scorer, texts: dict[int, list[int]], ending: list[int]) -> None:
+    """Fed to their ends: logits there, of the rows that want them and of no others."""
+    found = scorer.feed_to_end(list(texts), list(texts.values()), ending)
+    assert sorted(found) == sorted(ending)
+    for row in ending:
+        check(found[row][None], recomputed(scorer.model, texts[row])[-1:])
+    check_rows(scorer, texts)
+
+
+@pytest.mark.parametrize("bound", [512, None])
+@pytest.mark.parametrize("lengths", [(3,), (PIECE, 2 * PIECE, 70, 1), tuple(range(1, 20)), (LONGEST - 2, 40)])
+@pytest.mark.quick(every=3)
+def test_logits_after_last_tokens(lengths: tuple[int, ...], bound: int | None) -> None:
+    """By chunks, by pieces together, and by a pass of its own where padding has no room."""
+    scorer, passes = scorer_with_passes(bound, with_head=True)
+    texts = {row: text(row, length) for row, length in enumerate(lengths)}
+    for row in texts:
+        scorer.admit(row)
+    check_ends(scorer, texts, [row for row in texts if row % 3 != 1])
+    assert passes.recordings.recorder.num_recordings
+
+
+def test_logits_of_rows_that_begin_alike() -> None:
+    """A text that is the beginning of another one is copied up to its last token, which is run."""
+    scorer, _ = scorer_with_passes(None, with_head=True)
+    long = text(1, 150)
+    texts = {0: long, 1: long[:90], 2: [*long[:80], 3, 4], 3: list(long)}
+    for row in texts:
+        scorer.admit(row)
+    check_ends(scorer, texts, [0, 1, 2, 3])
+
+
+def test_logits_behind_a_pass_that_cannot_be_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    scorer, passes = scorer_with_passes(None, with_head=True)
+    monkeypatch.setattr("forerun.engine.device.prompt_passes.CHUNKS", (32, 64))
+    recorded, shapes = passes._recorded, list[tuple[int, ...]]()
+
+    def failing(*shape: int) -> Work:
+        shapes.append(shape)
+        if len(shapes) == 2:
+            raise RuntimeError("no such graph")
+        return recorded(*shape)
+
+    monkeypatch.setattr(passes, "_recorded", failing)
+    monkeypatch.setattr(passes, "_are_faster_together", lambda _: False)
+    texts = {0: text(0, 60), 1: text(1, 130), 2: text(2, 20)}  # the first is done by then
+    for row in texts:
+        scorer.admit(row)
+    with pytest.warns(ForerunWarning, match="could not be recorded"):
+        check_ends(scorer, texts, [0, 1, 2])
+
+
+def test_control_logits_after_other_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    scorer, passes = scorer_with_passes(None, with_head=True)
+    at = passes._pass.logits_at
+    monkeypatch.setattr(passes._pass, "logits_at", lambda new, rows, last: at(new, rows, last - 1))
+    scorer.admit(0)
+    with pytest.raises(AssertionError):
+        check_ends(scorer, {0: text(1, 20)}, [0])
 
 
 def test_what_padding_has_no_room_for_is_left() -> None:

@@ -72,12 +72,12 @@ def test_every_row_has_its_own_law(rule: Rule, policy: str, drafter: str, device
 @pytest.mark.quick("cpu")
 @each_device
 def test_control_neighbours_parameters_are_noticed(monkeypatch: MonkeyPatch, device: str) -> None:
-    """Parameters handed to the wrong row, by one."""
+    """Parameters handed to the wrong row, by one. On a GPU first rounds have no draft, and fewer samples say less."""
     from forerun.engine import host_round
 
     right = host_round.LawParams.stack
     monkeypatch.setattr(host_round.LawParams, "stack", lambda params, device: right([*params[1:], params[0]], device))
-    assert all(verdicts(Rule.TOKEN, "model", "3", device, FEWER))
+    assert all(verdicts(Rule.TOKEN, "model", "3", device, FEWER if device == "cpu" else NUMBER))
 
 
 @pytest.mark.slow

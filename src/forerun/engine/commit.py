@@ -27,7 +27,7 @@ class VerifiedRound:
     kept: list[Kept]  # what the verdict left of each draft
     verdict: Verdict
     scored: int  # positions the target scored, all rows together
-    round_number: int  # of the view its lengths were asked with
+    round_number: int  # of the view its lengths were asked with; 0 where there was none
     seconds: Seconds
     # Of the model's law there are logits [N, V], or log-probabilities of what each row emits, or nothing.
     logits: Tensor | None = None

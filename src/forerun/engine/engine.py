@@ -13,7 +13,7 @@ from threading import Thread, current_thread
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from forerun.arguments import integer
 from forerun.cache.base import CacheFull, KeyValueCache
@@ -23,7 +23,7 @@ from forerun.engine.admission import Admission
 from forerun.engine.bans import bans_of
 from forerun.engine.branching import Kept, scored_block
 from forerun.engine.commit import VerifiedRound, commit
-from forerun.engine.device.choose import describe, draft_passes_of, runner_for
+from forerun.engine.device.choose import describe, draft_passes_of, ends_prompts, runner_for
 from forerun.engine.device.runner import Runner
 from forerun.engine.device.shapes import SIZES, bucket
 from forerun.engine.device.warm_up import (
@@ -39,6 +39,7 @@ from forerun.engine.device.warm_up import (
 from forerun.engine.drafting import Drafting
 from forerun.engine.faults import Faults
 from forerun.engine.given import GivenDraft, Guess
+from forerun.engine.host_round import judge_prompts
 from forerun.engine.host_round import run as run_on_host
 from forerun.engine.host_share import HostShare
 from forerun.engine.prefix_cache import PrefixCache
@@ -92,7 +93,8 @@ class Engine:
     takes along included, so that nobody waits for the whole prompt of another; None chooses by the device.
 
     With `compile`, rounds on a CUDA device are recorded as graphs where they can be (`engine.device`). With `ahead`,
-    the next of them is then sent off before a step returns, so its draft lengths are asked for a little early.
+    the next of them is then sent off before a step returns, so its draft lengths are asked for a little early. There
+    the pass that ends a prompt also gives the first token (`first_from_prompt`): a step of its own, without a draft.
     `engine.drafter` is a clone of the drafter that was given, so that several engines may be given the same.
     A drafter or a policy that fails costs its draft and a warning; `first_fault` keeps the traceback, and with `strict`
     the error is raised instead.
@@ -136,6 +138,9 @@ class Engine:
         self._results: dict[int, RowResult] = {}  # by handle
         self._aborted: set[int] = set()  # handles of rows that are to end
         self._unsaid: list[tuple[Row, Progress]] = []  # what rows have gained and no step has returned
+        # Rows whose prompts have been read to their ends, and the logits [V] there: a first token is drawn from them.
+        self._unjudged: list[tuple[Row, Tensor]] = []
+        self._owes_round = False  # whether the others go on before more is admitted
         self._held: set[int] = set()  # row numbers that target and drafter know, kept prefixes included
         self._handles = itertools.count()
         self._round_numbers = itertools.count(1)
@@ -162,9 +167,10 @@ class Engine:
                 clone.bind(self.target, self.tokenizer)
             self.target.recorded_feed = None  # made from the model as it was
             self.runner = runner_for(self.target, clone, self.rule, self.clock) if self.compile else None
+            self.first_from_prompt = ends_prompts(self.target)
             if self.runner is not None:
                 self.drafting.passes = draft_passes_of(clone, self.target, self.clock)
-                self.runner.record_prompts()
+                self.runner.record_prompts(with_head=self.first_from_prompt)
 
     def _models(self, drafter: Drafter | None) -> tuple[nn.Module, ...]:
         """All that passes are run with."""
@@ -281,11 +287,25 @@ class Engine:
                 bound = bounds_up_to(longest)[0]
                 if self.drafting.passes is not None:
                     self.drafting.passes.prepare(sizes_up_to(rows), bound)
-                runner.record_prompts(bound)
+                runner.record_prompts(bound, with_head=self.first_from_prompt)
+                self._rehearse_first_tokens(likes)
                 return count, remark
             except Exception as error:
                 runner.disable(error)
                 return 0, str(error)
+
+    def _rehearse_first_tokens(self, likes: Sequence[Row]) -> None:
+        """Compile what judges the ends of prompts, which is not recorded, for rows like these and with penalties.
+
+        One row has code of its own, and so have multiples of sixteen.
+        """
+        if not self.first_from_prompt:
+            return
+        penalised = replace(likes[0].request, params=replace(likes[0].request.params, repetition_penalty=1.1))
+        for like, size in itertools.product((*likes, self._row(penalised)), (1, 2, 16)):
+            logits = torch.zeros(size, self.target.vocab_size, dtype=self.target.model.dtype, device=self.target.device)
+            options: dict[str, Any] = {"target": self.target, "rule": self.rule, "runner": self.runner}
+            judge_prompts([like] * size, logits, **options, clock=self.clock)
 
     @property
     def num_recordings(self) -> int:
@@ -380,10 +400,15 @@ class Engine:
     def _step(self) -> list[Progress]:
         try:
             if not self._unsaid:  # or a step was interrupted, and what it had gained comes first
-                if self.runner is None or not self.runner.has_pending:
+                is_pending = self.runner is not None and self.runner.has_pending
+                if not (is_pending or self._unjudged or self._owes_round):
                     self._admit()
                 self._expire()
-                self._round()
+                if self._unjudged and not is_pending:
+                    self._judge_prompts()
+                else:
+                    self._owes_round = False
+                    self._round()
             self._retire_behind_round()
             return self._say()
         except BaseException:  # at any point: a user's Ctrl-C, a tokenizer or a model that fails, memory that runs out
@@ -408,6 +433,24 @@ class Engine:
             places = {row.handle: place for place, row in enumerate(batch)}
             self._unsaid.sort(key=lambda entry: places.get(entry[0].handle, len(places)))
             return
+
+    def _judge_prompts(self) -> None:
+        """First tokens for rows whose prompts have been read: a step of their own, so that they are told at once.
+
+        The next round of all rows is sent off behind it, or else is the next step: newcomers that come one after the
+        other keep nobody from going on.
+        """
+        ready, self._unjudged, self._owes_round = self._unjudged, [], True
+        rows, logits = [row for row, _ in ready], torch.stack([found for _, found in ready])
+        done = judge_prompts(rows, logits, target=self.target, rule=self.rule, runner=self.runner, clock=self.clock)
+        self._commit_or_undo(done)
+        for row in rows:
+            row.is_reading = False
+        self._account(done.spent)
+        if self.runner is not None and self.ahead:
+            going_on = [row for row in self._decoding if row.finish_reason is None and self.runner.takes(row)]
+            if going_on:
+                self._launch(self.runner, self._in_order(going_on))
 
     def _make_room(self) -> bool:
         """Behind a round that found none: the newest row waits, and one that is alone goes without a draft."""
@@ -460,7 +503,11 @@ class Engine:
         if not decoding and self._running:  # those that newcomers were to let through have ended meanwhile
             self._read_prompts()
             decoding = self._decoding
-        return sorted(decoding, key=lambda row: self.target.cache.slot(row.number))
+        return self._in_order(decoding)
+
+    def _in_order(self, rows: Iterable[Row]) -> list[Row]:
+        """As their keys lie."""
+        return sorted(rows, key=lambda row: self.target.cache.slot(row.number))
 
     @property
     def _decoding(self) -> list[Row]:
@@ -656,7 +703,7 @@ class Engine:
         """After an error the keys may be wrong: drop them all, and admit the rows again from their texts."""
         rows = {row.handle: row for row in (*self._running.values(), *self._waiting)}
         held, self._held = self._held, set()
-        self._waiting, self._running = list(rows.values()), {}
+        self._waiting, self._running, self._unjudged = list(rows.values()), {}, []
         self.prefixes.clear()
         if self.runner is not None:
             self.runner.discard_pending()
@@ -699,11 +746,20 @@ class Engine:
             self._evaluation = None
 
     def _view(self, batch: list[Row], sizes: tuple[int, ...] = ()) -> BatchView:
-        """What a recorded round takes hardly depends on its rows: what is left of them, or unread, decides nothing."""
+        """What a recorded round takes hardly depends on its rows: what is left of them, or unread, decides nothing.
+
+        Where first tokens are drawn from prompts' own passes, no first round has a draft, whoever reads the prompt: how
+        many tokens a row gains in a round, and so what it draws, must not depend on its neighbours.
+        """
+        is_behind = bool(sizes) and self.runner is not None and self.runner.has_pending  # a round of the same rows
+        most = [
+            0 if self._is_plain or (row.begins_plain and not row.round and not is_behind) else row.most_drafted
+            for row in batch
+        ]
         return BatchView(
             tuple(row.number for row in batch),
             tuple(row.handle for row in batch),
-            tuple(0 if self._is_plain else min(row.most_drafted, self._most_drafted) for row in batch),
+            tuple(min(length, self._most_drafted) for length in most),
             self.drafting.is_mixed,
             sizes,
             next(self._round_numbers),
@@ -726,6 +782,7 @@ class Engine:
         adjust = adjuster(request, output, self.target.kernels)
         row = Row(next(self._handles), request, list(request.prompt), output, stop, adjust, bans_of(request))
         row.needs_host = max(request.params.logit_bias, default=0) >= self.target.vocab_size  # where it is refused
+        row.begins_plain = self.first_from_prompt
         return row
 
     def _budget(self, request: Request) -> int:
@@ -849,21 +906,26 @@ class Engine:
     def _rewind_to_history(self, rows: Iterable[Row]) -> None:
         """Forget all keys of a round that did not come to its end."""
         lengths = {row.number: len(row.history) - 1 for row in rows}
+        self._unjudged = [entry for entry in self._unjudged if entry[0].number not in lengths]
         self.target.rewind(list(lengths), [min(n, self.target.length(r)) for r, n in lengths.items()])
         self.drafting.notify("rewind", list(lengths), list(lengths.values()))
 
     def _read_prompts(self) -> None:
         """Feed prompts up to their last token, except those that the coming round can take along whole.
 
-        A text that several rows have is read once: the others have its keys when the first has read all of it.
+        A text that several rows have is read once: the others have its keys when the first has read all of it. Where
+        first tokens come from these passes, prompts are fed to their ends; a single token left is any round's.
         """
+        unjudged = {row.handle for row, _ in self._unjudged}
         reading = [row for row in self._running.values() if row.is_reading and row.finish_reason is None]
+        reading = [row for row in reading if row.handle not in unjudged]
         texts = {row.handle: (tuple(row.history), row.request.source) for row in reading}
         copies = Counter(texts.values())
         is_recorded = self.runner is not None and not self.runner.is_disabled
         join = 0 if is_recorded else self.join_tokens
         room = self._prompt_room if self._decoding else sys.maxsize
         fed: list[tuple[Row, list[int]]] = []
+        ending: dict[int, Row] = {}  # by handle: those that are read to their ends
         first: dict[tuple[tuple[int, ...], Source | None], Row] = {}  # that reads a text which others have as well
         copying: list[tuple[Row, Row]] = []
         for row in reading:
@@ -880,19 +942,35 @@ class Engine:
                 self._prompt_room -= len(unread)
                 row.is_reading = False
             elif room > 0:
-                part = unread[:-1][:room]
+                is_ending = is_recorded and row.begins_plain and not row.round and 1 < len(unread) <= room
+                part = unread if is_ending else unread[:-1][:room]
+                if is_ending:
+                    ending[row.handle] = row
                 room -= len(part)
                 self._prompt_room -= len(part)
                 fed.append((row, part))
                 first.setdefault(text, row)
-        self.target.feed([row.number for row, _ in fed], [part for _, part in fed])
+        numbers, parts = [row.number for row, _ in fed], [part for _, part in fed]
+        logits: dict[int, Tensor] = {}
+        if ending:
+            logits = self.target.feed_to_end(numbers, parts, [row.number for row in ending.values()])
+        else:
+            self.target.feed(numbers, parts)
         for row, _ in fed:
-            row.is_reading = self.target.length(row.number) < len(row.history) - 1
+            row.is_reading = row.handle in ending or self.target.length(row.number) < len(row.history) - 1
             self.target.remember(row.number, row.history)
+        self._unjudged += [(row, logits[row.number]) for row in ending.values()]
         for source, row in copying:
-            if not source.is_reading:
+            if source.handle in ending:
+                self.target.copy(source.number, row.number, len(row.history))
+                if self.target.length(row.number) == len(row.history):
+                    self._unjudged.append((row, logits[source.number]))
+                    continue
+            elif not source.is_reading:
                 self.target.copy(source.number, row.number, len(row.history) - 1)
-                row.is_reading = self.target.length(row.number) < len(row.history) - 1
+            else:
+                continue
+            row.is_reading = self.target.length(row.number) < len(row.history) - 1
 
     def _may_copy(self, row: Row) -> bool:
         """Whether it can be given the keys of a row that reads the same text, once that has read all of it.
@@ -944,6 +1022,7 @@ class Engine:
             if row.handle in self._aborted and row.finish_reason is None:
                 row.finish_reason = FinishReason.ABORT
         self._aborted.clear()
+        self._unjudged = [entry for entry in self._unjudged if entry[0].finish_reason is None]
         leaving = [row for row in self._running.values() if row.finish_reason is not None]
         ended = [*leaving, *(row for row in self._waiting if row.finish_reason is not None)]
         if ended:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from forerun import ops
 from forerun.cache.base import CacheFull
+from forerun.drafters.base import empty_draft
 from forerun.engine.branching import kept_of, parents_of
 from forerun.engine.commit import VerifiedRound
 from forerun.engine.device.runner import Runner
@@ -70,6 +71,31 @@ def run(
         copied=draft.cuttable or (draft.deterministic,) * len(batch),
         guesses=guesses,
     )
+
+
+def judge_prompts(
+    batch: list[Row],
+    logits: Tensor,
+    *,
+    target: Scorer,
+    rule: AnyRule,
+    runner: Runner | None,
+    clock: Callable[[], float],
+) -> VerifiedRound:
+    """First tokens, by the logits [B, V] that the passes over the prompts have left: a round without a draft or a pass.
+
+    Everything a row may ask for counts here as in any other round. Waits for the device.
+    """
+    started = clock()
+    params = LawParams.stack([row.request.params for row in batch], target.device)
+    if runner is not None:
+        params = runner.covered(params)
+    keys, blocks = keys_of(batch, target.device), [[row.history[-1]] for row in batch]
+    law, draft = law_of(batch, blocks, logits, params, None), empty_draft(len(batch), target.vocab_size, target.device)
+    verdict = ops.verify(law, draft, rule, keys, params.all_greedy, target.kernels)
+    kept = kept_of(verdict, blocks, None)
+    spent = Seconds(prefill=clock() - started)
+    return VerifiedRound(batch, blocks, kept, verdict, scored=len(batch), round_number=0, seconds=spent, logits=logits)
 
 
 def _score(

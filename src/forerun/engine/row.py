@@ -75,7 +75,8 @@ class Row:
     logprobs: list[TokenLogprob] = field(default_factory=list)
     stats: Stats = field(default_factory=Stats)
     number: int = -1  # what target and drafter know it by, once it has joined the batch; others have had it before
-    is_reading: bool = False  # its prompt has not been encoded yet, or only in part
+    is_reading: bool = False  # its prompt has not been encoded yet, or only in part; or its end is still to be judged
+    begins_plain: bool = False  # whether its first round has no draft, because it is the pass that ends the prompt
     round: int = 0
     finish_reason: FinishReason | None = None
     error: str | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from itertools import accumulate, chain
 from typing import Any, Protocol
 
@@ -38,8 +38,18 @@ from forerun.types import Source
 PREFILL_TOKENS = 2048
 PREFILL_TOKENS_GPU = 4096
 Unread = tuple[int, list[int]]  # a row, and tokens that it has not taken in
-RecordedFeed = Callable[[list[Unread]], list[Unread]]
 LONG_BEGINNING = 64  # tokens that texts must begin with in common before one waits for the other's keys
+
+
+@dataclass(frozen=True, slots=True)
+class PromptEnds:
+    """Rows whose logits [V] are wanted after the last token that they are given, and those that have been made."""
+
+    wanted: frozenset[int] = frozenset()
+    logits: dict[int, Tensor] = field(default_factory=dict)
+
+
+RecordedFeed = Callable[[list[Unread], PromptEnds], list[Unread]]
 
 
 class HiddenStateObserver(Protocol):
@@ -85,7 +95,7 @@ class Scorer:
     ) -> None:
         self.model = model
         self.observers: list[HiddenStateObserver] = []
-        # Takes in tokens of rows without logits, and says what it has left: an engine that has recorded it lends it.
+        # Takes in tokens of rows, and says what it has left: an engine that has recorded it lends it.
         self.recorded_feed: RecordedFeed | None = None
         self.form = form
         self.kernels = kernels(use)
@@ -247,12 +257,24 @@ class Scorer:
 
         What empty rows begin with in common is encoded once and copied.
         """
+        self._feed_shared(rows, blocks, PromptEnds())
+
+    def feed_to_end(
+        self, rows: Sequence[int], blocks: Sequence[Sequence[int]], ending: Sequence[int]
+    ) -> dict[int, Tensor]:
+        """The same, and the head runs on the last token of each row of `ending`: the logits [V] after it, by row."""
+        ends = PromptEnds(frozenset(ending))
+        self._feed_shared(rows, blocks, ends)
+        return ends.logits
+
+    def _feed_shared(self, rows: Sequence[int], blocks: Sequence[Sequence[int]], ends: PromptEnds) -> None:
         shared = self._shared_beginnings(rows, blocks)
-        pairs = list(zip(rows, blocks, strict=True))
-        self._feed([(row, block) for row, block in pairs if row not in shared])
+        new = dict(zip(rows, blocks, strict=True))
+        self._feed([(row, block) for row, block in new.items() if row not in shared], ends)
         for row, (source, count) in shared.items():
-            self.copy(source, row, count)
-        self._feed([(row, block[self.cache.length(row) :]) for row, block in pairs if row in shared])
+            # A last token whose logits are wanted is not copied but run.
+            self.copy(source, row, min(count, len(new[row]) - 1) if row in ends.wanted else count)
+        self._feed([(row, new[row][self.cache.length(row) :]) for row in shared], ends)
 
     def copy(self, source: int, row: int, length: int) -> None:
         """Give `row` the first `length` tokens of `source` in place of its own; fewer where there is no room for all.
@@ -264,21 +286,25 @@ class Scorer:
         for observer in self.observers:
             observer.on_copy(source, row, self.cache.length(row))
 
-    def _feed(self, new: Sequence[tuple[int, Sequence[int]]]) -> None:
+    def _feed(self, new: Sequence[tuple[int, Sequence[int]]], ends: PromptEnds) -> None:
         waiting = [(row, list(block)) for row, block in new if len(block)]
         while waiting:
             if self.recorded_feed is not None and not self.observers:
-                waiting = self._feed_recorded(self.recorded_feed, waiting)  # also what is left of a long prompt
+                waiting = self._feed_recorded(self.recorded_feed, waiting, ends)  # also what is left of a long prompt
                 if not waiting:
                     return
             now, waiting = _next_pass(waiting, PREFILL_TOKENS if self.device.type == "cpu" else PREFILL_TOKENS_GPU)
-            self._feed_pass([row for row, _ in now], [block for _, block in now])
+            unfinished = {row for row, _ in waiting}
+            ending = [row for row, _ in now if row in ends.wanted and row not in unfinished]
+            logits = self._feed_pass([row for row, _ in now], [block for _, block in now], ending=ending)
+            if logits is not None:
+                ends.logits.update(zip(ending, logits, strict=True))
 
-    def _feed_recorded(self, feed: RecordedFeed, waiting: list[Unread]) -> list[Unread]:
+    def _feed_recorded(self, feed: RecordedFeed, waiting: list[Unread], ends: PromptEnds) -> list[Unread]:
         """What recorded passes leave. From one that fails on there are no more: prompts are read without them."""
         before = {row: self.cache.length(row) for row, _ in waiting}
         try:
-            return feed(waiting)
+            return feed(waiting, ends)
         except CacheFull:  # nobody's fault: fewer rows will do
             raise
         except Exception as error:
@@ -288,8 +314,19 @@ class Scorer:
         read = {row: self.cache.length(row) - length for row, length in before.items()}
         return [(row, block[read[row] :]) for row, block in waiting if len(block) > read[row]]
 
-    def _feed_pass(self, rows: Sequence[int], blocks: Sequence[Sequence[int]], body: Body | None = None) -> None:
-        self._run(rows, [len(block) for block in blocks], self._tokens(blocks), body=body)
+    def _feed_pass(
+        self,
+        rows: Sequence[int],
+        blocks: Sequence[Sequence[int]],
+        body: Body | None = None,
+        ending: Sequence[int] = (),
+    ) -> Tensor | None:
+        """Logits [E, V] after the last tokens of the rows of `ending`, which come in the order of `rows`."""
+        counts, keep = [len(block) for block in blocks], None
+        if ending:
+            last = zip(rows, accumulate(counts), strict=True)
+            keep = to_device(int64(end - 1 for row, end in last if row in ending), self.device)
+        return self._run(rows, counts, self._tokens(blocks), wants_logits=bool(ending), keep=keep, body=body).logits
 
     def _shared_beginnings(self, rows: Sequence[int], blocks: Sequence[Sequence[int]]) -> dict[int, tuple[int, int]]:
         """Empty rows that are given the text of an earlier empty row, or begin alike for long: that row, how many."""

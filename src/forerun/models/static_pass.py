@@ -71,7 +71,7 @@ class StaticPass:
     def __init__(self, scorer: Scorer) -> None:
         self.scorer = scorer
         parameters = signature(scorer.model.forward).parameters
-        self._picks_logits = "logits_to_keep" in parameters
+        self.picks_logits = "logits_to_keep" in parameters
         self._body = scorer.body if isinstance(scorer.body, GpuBody) else None
         self._kept_starts: dict[tuple[int, int], Tensor] = {}
         self._rotary = RotaryPatches(scorer.model, scorer.kernels)
@@ -123,12 +123,19 @@ class StaticPass:
         if self.has_head:
             hidden = self.hidden(tokens, rows)
             return self.head(hidden if last is None else last_of(hidden, tokens.shape[1], last))
-        flat, keep = tokens.flatten(), None
         if last is not None:
-            keep = torch.arange(len(flat), device=flat.device).view_as(tokens)[:, -last:].flatten()
-        options: dict[str, Any] = {"logits_to_keep": keep} if keep is not None and self._picks_logits else {}
-        found: Tensor = self._call(self.scorer.model, flat, rows, **options).logits[0]
-        return found if keep is None or self._picks_logits else found[keep]
+            keep = torch.arange(tokens.numel(), device=tokens.device).view_as(tokens)[:, -last:].flatten()
+            return self.logits_at(tokens, rows, keep)
+        found: Tensor = self._call(self.scorer.model, tokens.flatten(), rows).logits[0]
+        return found
+
+    def logits_at(self, tokens: Tensor, rows: StaticRows, keep: Tensor) -> Tensor:
+        """[R, T] -> [K, V] after the tokens at `keep` [K] among all R * T."""
+        if self.has_head:
+            return self.head(self.hidden(tokens, rows)[keep])
+        options: dict[str, Any] = {"logits_to_keep": keep} if self.picks_logits else {}
+        found: Tensor = self._call(self.scorer.model, tokens.flatten(), rows, **options).logits[0]
+        return found if self.picks_logits else found[keep]
 
     @property
     def has_head(self) -> bool:

@@ -8,6 +8,7 @@ from forerun import kernels
 from forerun.config import Kernels
 from forerun.drafters import DraftModel
 from forerun.drafters.base import Drafter
+from forerun.engine.device import prompt_passes
 from forerun.engine.device.draft_passes import DraftPasses
 from forerun.engine.device.runner import Runner
 from forerun.models import static_pass
@@ -54,6 +55,18 @@ def why_nothing(target: Scorer) -> str | None:
     if target.kernels is Kernels.OFF:  # torch's own draws and judgements wait for the host
         return "kernels='off' leaves drawing and judging to torch"
     return kernels.why_not_triton(target.device) or static_pass.why_not(target)
+
+
+def ends_prompts(target: Scorer) -> bool:
+    """Whether rows' first tokens are drawn from the passes that read their prompts.
+
+    Asked of the target alone, so that nobody's draws depend on whether, or for whom, anything is recorded. Recorded
+    passes hand hidden states to no one, and logits after some tokens alone must be had from the model.
+    """
+    if target.device.type != "cuda" or is_sharded(target.model) or target.observers:
+        return False
+    can_pick = target.is_fused or target.modules.picks_logits
+    return can_pick and prompt_passes.why_not(target) is None
 
 
 def draft_passes_of(drafter: Drafter | None, target: Scorer, clock: Callable[[], float]) -> DraftPasses | None:

@@ -568,15 +568,17 @@ class Runner:
         self._recorded_score(device_round, Shape(0, count, self._warm_bound))
         self._warm_counts.add(count)
 
-    def record_prompts(self, bound: int | None = None) -> None:
+    def record_prompts(self, bound: int | None = None, *, with_head: bool = False) -> None:
         """Let passes over prompts be recorded, the target's and a draft model's.
 
-        Those of rows with up to `bound` keys at once; without a bound each when it is first met.
+        Those of rows with up to `bound` keys at once; without a bound each when it is first met. `with_head` the
+        target's give logits as well.
         """
         drafter = self.drafter.scorers if isinstance(self.drafter, DeviceDraftModel) else ()
         for scorer in (self.target, *drafter):
             if prompt_passes.why_not(scorer) is None:
-                passes = PromptPasses(scorer, self.recorder, bound)
+                is_target = scorer is self.target
+                passes = PromptPasses(scorer, self.recorder, bound, with_head=with_head and is_target)
                 if bound is not None:
                     passes.prepare()
                 scorer.recorded_feed = passes.feed
