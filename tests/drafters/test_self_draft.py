@@ -11,7 +11,8 @@ import torch
 pytest.importorskip("numba")
 
 import forerun
-from forerun.drafters import EarlyExit, SelfDraft, named_drafter
+from forerun.drafters import Chain, EarlyExit, PromptLookup, SelfDraft, named_drafter
+from forerun.drafters.base import Drafter
 from forerun.errors import InvalidArgument
 from forerun.kernels.cpu.narrow import NarrowWeight
 from forerun.loading.quantise import quantise
@@ -34,6 +35,31 @@ def test_the_text_is_the_targets(bits: int, kernels: str) -> None:
     assert drafted.stats.num_accepted_tokens > 0 and drafted.stats.rounds < plain.stats.rounds
     for name, weight in target.named_parameters():
         assert before[name][0] == id(weight) and torch.equal(before[name][1], weight), name
+
+
+LONG = [[(7 * i + row) % 90 + 1 for i in range(70)] for row in range(3)]
+
+
+@pytest.mark.parametrize("drafter", [SelfDraft(4), EarlyExit(1), Chain(PromptLookup(), SelfDraft(8))])
+def test_the_target_alone_reads_prompts(drafter: Drafter, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A copy that reads a prompt by itself drafts behind keys of its own."""
+    decoder = forerun.SpeculativeDecoder(tiny_model("llama"), drafter, policy=3, kernels="off", strict=True)
+    part = decoder.drafter.parts[-1] if isinstance(decoder.drafter, Chain) else decoder.drafter
+    body, counts = part.scorer.body, list[int]()
+    run = body.run
+    monkeypatch.setattr(body, "run", lambda call: counts.append(call.rows.num_tokens) or run(call))
+    decoder.generate(LONG[:1], max_new_tokens=8)
+    assert counts and max(counts) <= 5
+
+
+def test_what_is_drawn_does_not_depend_on_who_reads_the_prompt() -> None:
+    """Prompts that find no room beside others' are read before the first round: its drafts must be the same."""
+    texts = []
+    for join_tokens in (2048, 0):
+        decoder = forerun.SpeculativeDecoder(tiny_model("llama"), SelfDraft(4), policy=3, kernels="off", strict=True)
+        decoder.engine.join_tokens = join_tokens
+        texts.append(decoder.generate(LONG, max_new_tokens=24, do_sample=True, temperature=1.5, seed=5).new_tokens)
+    assert [list(map(int, row)) for row in texts[0]] == [list(map(int, row)) for row in texts[1]]
 
 
 def test_it_says_what_its_copy_takes_and_follows_its_target() -> None:

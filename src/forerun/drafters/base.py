@@ -90,6 +90,11 @@ class Drafter(ABC):
         return tuple(cache for part in self.parts for cache in part.caches)
 
     @property
+    def reads_targets_keys(self) -> bool:
+        """Whether it drafts behind keys that the target has made: a prompt is then the target's to read first."""
+        return any(part.reads_targets_keys for part in self.parts)
+
+    @property
     def split_models(self) -> tuple[PreTrainedModel, ...]:
         """Models it drafts with whose weights are split over processes: all of those have to run its passes."""
         return tuple(model for part in self.parts for model in part.split_models)

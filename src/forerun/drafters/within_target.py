@@ -54,6 +54,10 @@ class WithinTarget(BranchingDrafter):
             self.scorer = Scorer(model, target.form, cache=target.cache, use=target.kernels)
 
     @property
+    def reads_targets_keys(self) -> bool:
+        return True
+
+    @property
     def draft_models(self) -> tuple[nn.Module, ...]:
         return () if self.scorer is None else (self.scorer.model,)
 

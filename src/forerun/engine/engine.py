@@ -981,7 +981,13 @@ class Engine:
         return self.target.length(row.number) == 0 or not (self.target.cache.reads_in_place or self.target.observers)
 
     def _may_join(self, row: Row, unread: int) -> bool:
-        """Not where drafts begin once a prompt was read: its neighbours would decide when, and so what is drawn."""
+        """Not where drafts begin once a prompt was read: its neighbours would decide when, and so what is drawn.
+
+        Nor where a draft is made behind the target's keys: it would read the prompt itself, and draft behind its own.
+        """
+        drafter = self.drafting.drafter
+        if drafter is not None and drafter.reads_targets_keys and row.most_drafted > 0:
+            return False
         if unread > JOIN_WITH_HEAD and not (self.target.is_fused or self.target.modules.picks_logits):
             return False
         return not self.target.observers or row.request.params.is_greedy
