@@ -44,7 +44,8 @@ def taken() -> Iterator[int]:
 
 
 def test_where_it_cannot_listen_is_said_before_a_model_is_looked_for(taken: int) -> None:
-    for address in (("--port", str(taken)), ("--host", "nowhere.invalid", "--allow-anyone")):
+    here = ("--host", "localhost", "--port", str(taken))  # also where it has another address that is free
+    for address in (("--port", str(taken)), here, ("--host", "nowhere.invalid", "--allow-anyone")):
         refused = serve("no/such/folder", *address)
         assert refused.exit_code == 2
         assert "cannot listen there" in refused.stderr and "no folder" not in refused.stderr

@@ -36,11 +36,15 @@ def test_a_module_may_have_any_name_that_python_finds(
         ("lookup,", "it is empty. There are auto"),
         ("broken_drafter:Mine", "SyntaxError: invalid syntax"),
         ("raising_drafter:Mine", "RuntimeError: not today"),
+        ("raising_package.drafter:Mine", "RuntimeError: nor tomorrow"),
     ],
 )
 def test_a_name_of_nothing_says_why(name: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "broken_drafter.py").write_text("class Mine(:\n")
     (tmp_path / "raising_drafter.py").write_text("raise RuntimeError('not today')\n")
+    (tmp_path / "raising_package").mkdir()
+    (tmp_path / "raising_package" / "__init__.py").write_text("raise RuntimeError('nor tomorrow')\n")
+    (tmp_path / "raising_package" / "drafter.py").write_text("class Mine: ...\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(InvalidArgument) as refused:
         named_drafter(name)

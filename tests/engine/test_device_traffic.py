@@ -24,7 +24,7 @@ from forerun.engine import Engine, FinishReason, Request, RowResult
 from forerun.types import Rule
 from support.finish import finished
 
-FAILING = ("feed", "score", "release")  # of the target: what may run out of memory
+FAILING = ("feed", "feed_to_end", "score", "release")  # of the target: what may run out of memory
 CUT_SHORT = (FinishReason.ABORT, FinishReason.TIME)
 MOST_STEPS = 400
 LONGEST = 100  # tokens of a prompt: with what is said and drafted behind it, they fit the smallest cache

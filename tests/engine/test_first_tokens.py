@@ -10,6 +10,7 @@ import torch
 
 from engine.device_engines import CUT, GREEDY, SAMPLED, InPython, Texts, engine, finish, flown, requests, texts
 from engine.options import OPTIONS
+from forerun.cache.base import CacheFull
 from forerun.cache.paged import PagedCache
 from forerun.config import SamplingParams
 from forerun.engine import Engine, FinishReason, Request
@@ -166,6 +167,64 @@ def test_a_fault_while_they_are_judged_costs_nothing(
         with pytest.raises(fault):
             decoding.step()
     assert finish(decoding) == want
+
+
+def test_a_fault_that_recurs_is_told_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever steps ends what fails twice: a step in between that does nothing would look like a success."""
+    decoding = made()
+    decoding.add(asked_for(1)[0])
+
+    def failing(*_: Any, **__: Any) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(engine_module, "judge_prompts", failing)
+    for _ in range(3):
+        with pytest.raises(MemoryError):
+            decoding.step()
+
+
+def test_a_call_behind_one_that_ended_with_its_first_tokens() -> None:
+    decoding = made()
+    assert [len(tokens) for tokens in texts(decoding, [replace(asked_for(1)[0], max_new_tokens=1)]).values()] == [1]
+    decoding.add(asked_for(1)[0])
+    assert decoding.step()
+
+
+def test_room_that_runs_out_while_prompts_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One was read to its end by then, and its last token is not run twice."""
+    asked, decoding = asked_for(3), made()
+    want = texts(made(False), asked)
+    decoding.add(asked[0])
+    decoding.step()
+    for request in asked[1:]:
+        decoding.add(request)
+    feed, failed = decoding.target.feed_to_end, list[int]()
+
+    def short(rows: Any, blocks: Any, ending: Any) -> Any:
+        if failed:
+            return feed(rows, blocks, ending)
+        failed.extend(rows)
+        feed(rows[:1], blocks[:1], ending[:1])
+        raise CacheFull("no room")
+
+    monkeypatch.setattr(decoding.target, "feed_to_end", short)
+    assert finish(decoding) == want and len(failed) == 2
+
+
+def test_a_row_that_goes_on_beside_a_newcomer_with_its_text() -> None:
+    """It has the newcomer's keys, and a round with a draft, as it would have had alone."""
+    first = asked_for(1)[0]
+    want = texts(made(False), [first])[first.request_id]
+    decoding = made()
+    handle = decoding.add(first)
+    decoding.step()
+    row = decoding._running[0]
+    assert row.handle == handle and row.round == 1
+    decoding._start_over()
+    twin = replace(first, prompt=tuple(row.history), request_id=77, max_new_tokens=3)
+    decoding.add(twin)
+    decoding._waiting.reverse()  # the newcomer reads
+    assert finish(decoding)[first.request_id] == want
 
 
 def test_rows_that_wait_again_for_room() -> None:

@@ -42,9 +42,10 @@ def test_control_a_rule_that_keeps_too_much_is_noticed(monkeypatch: pytest.Monke
 
 
 def test_control_a_law_below_zero_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the two guards against it, a drafter's law changes what a greedy row says beside a sampled one."""
+    """Without the three guards against it, a drafter's law changes what a greedy row says beside a sampled one."""
     monkeypatch.setattr(rules, "claimed", lambda q: q.nan_to_num(0.0))
     monkeypatch.setattr("forerun.engine.draft_check._values", lambda probs, lengths: None)
+    monkeypatch.setattr("forerun.engine.draft_check._denies", lambda law, tokens, lengths: False)
     monkeypatch.setattr(WildDrafter, "pick", lambda self, choices: "law: some negative")
     fixed: Any = {"drafter": "wild", "policy": 2, "rule": "token", "temperatures": (0.0, 0.9)}
     assert _caught(range(8), **fixed)

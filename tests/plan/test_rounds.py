@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from forerun.drafters import DraftModel, PromptLookup
+from forerun.engine.device.choose import runner_of
 from forerun.plan.acceptance import measure_acceptance
 from forerun.plan.costs import Curve, measure_costs, steady
 from forerun.plan.rounds import EngineRunner, full_rounds, operations_ratio, prompt_batches
@@ -38,6 +39,20 @@ def test_rounds_are_the_engines_own(temperature: float) -> None:
     assert min(made.values()) >= 20
     assert runner.engine.is_idle
     assert any(entry.longest_drawn == 4 and entry.total_drafted == 4 * len(entry.rows) for entry in found)
+
+
+@pytest.mark.parametrize("is_recorded", [True, False])
+def test_rounds_behind_first_tokens_that_come_from_prompts(is_recorded: bool) -> None:
+    """As on a GPU: no policy hears of them. They are nobody's rounds, and count as tokens."""
+    runner = drafting()
+    engine = runner.engine
+    engine.first_from_prompt = True
+    if is_recorded:
+        engine.runner = runner_of(engine.target, engine.drafter, engine.rule, engine.clock)
+    for _ in range(2):
+        (batch,) = prompt_batches(PROMPTS[1:], 3, 20, 5, 0.0, seed=0)
+        found = list(full_rounds(runner, batch, lambda: 4))
+        assert found and min(found[0].before) >= 2 and all(entry.drafted == (4, 4, 4) for entry in found)
 
 
 def test_a_batch_is_over_when_its_first_row_is() -> None:

@@ -106,6 +106,29 @@ def test_whoever_leaves_before_the_answer_begins_leaves_nothing() -> None:
     asyncio.run(play())
 
 
+@pytest.mark.parametrize("goes_on", [True, False])
+def test_an_answer_whose_beginning_nobody_takes_ends_with_its_time(goes_on: bool) -> None:
+    """As where a client that pipelines requests reads none of the answers: headers wait for it."""
+
+    async def play() -> None:
+        backend = Recorder()
+        service = Service(MODEL, backend, ServiceSettings(max_rows=1, timeout=0.05))
+        call = service.decode([REQUEST] * 2)
+        await anext(call)
+        assert service.admission.num_running == 1 and service.admission.num_waiting == 1
+        await asyncio.sleep(0.2)
+        assert not service.admission.num_running and not service.admission.num_waiting
+        assert backend.streams[0].over.is_set()
+        if goes_on:
+            with pytest.raises(ApiError) as refused:
+                await anext(call)
+            assert refused.value.status == 408
+        await call.aclose()
+        assert not service.admission.num_running and not service.admission.num_waiting
+
+    asyncio.run(asyncio.wait_for(play(), 20))
+
+
 def test_an_engine_that_has_ended_refuses_before_the_answer_begins() -> None:
     async def play() -> None:
         backend = Recorder()

@@ -11,9 +11,10 @@ from itertools import cycle
 from typing import Any
 
 import pytest
+from uvicorn.protocols.http.h11_impl import RequestResponseCycle
 
 from forerun.engine import Request
-from forerun.serve.direct import BodyWriter
+from forerun.serve.direct import BodyWriter, DirectMiddleware, writer_of
 from forerun.serve.service import Choice, Gain, Tell, _merged
 from serve.events import events
 from serve.serving import Server, running
@@ -82,3 +83,15 @@ def test_what_cannot_be_taken_at_once_keeps_its_place(pattern: tuple[bool, ...])
 
     asyncio.run(read())
     assert order == [gain.finish_reason for gain in gains]
+
+
+def test_an_exchange_does_not_hold_itself() -> None:
+    """The server's own scope stays as it is: it is the exchange's, and a writer in it would hold that."""
+    exchange, seen = RequestResponseCycle.__new__(RequestResponseCycle), list[Any]()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        seen.append(scope)
+
+    scope = {"type": "http", "http_version": "1.1"}
+    asyncio.run(DirectMiddleware(app)(scope, None, exchange.send))  # type: ignore[arg-type]
+    assert "extensions" not in scope and writer_of(seen[0]) is not None

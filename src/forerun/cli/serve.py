@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib.util
 import socket
 import ssl
@@ -107,8 +108,8 @@ def check_address(address: AddressSettings) -> None:
 
 
 def _why_not_there(host: str, port: int) -> OSError | None:
-    """What keeps a server from listening; None where it can, by one of the addresses that the name stands for."""
-    failed: OSError | None = None
+    """What keeps a server from listening; None where it can, by all addresses of the name that this machine has."""
+    failed, is_there = None, False
     try:
         places = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except OSError as error:
@@ -117,11 +118,15 @@ def _why_not_there(host: str, port: int) -> OSError | None:
         try:
             with socket.socket(family, kind) as trial:
                 trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                if family == socket.AF_INET6:  # as asyncio does
+                    trial.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
                 trial.bind(where)
-            return None
+            is_there = True
         except OSError as error:
+            if error.errno == errno.EADDRINUSE:  # asyncio wants all of them
+                return error
             failed = failed or error
-    return failed
+    return None if is_there else failed
 
 
 def _serve_text(options: dict[str, Any], address: AddressSettings, limits: ServiceSettings, console: Console) -> bool:

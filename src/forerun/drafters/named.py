@@ -117,6 +117,8 @@ def _is_module(name: str) -> bool:
         return importlib.util.find_spec(name) is not None
     except (ImportError, AttributeError, ValueError):  # no package in front of a dot, or an empty part
         return False
+    except Exception:  # its package is there and fails: whoever imports it says so
+        return True
 
 
 def _drafter_of_class(name: str, option: str) -> Drafter:

@@ -401,7 +401,7 @@ class Engine:
         try:
             if not self._unsaid:  # or a step was interrupted, and what it had gained comes first
                 is_pending = self.runner is not None and self.runner.has_pending
-                if not (is_pending or self._unjudged or self._owes_round):
+                if not (is_pending or self._unjudged or (self._owes_round and self._decoding)):
                     self._admit()
                 self._expire()
                 if self._unjudged and not is_pending:
@@ -440,6 +440,7 @@ class Engine:
         The next round of all rows is sent off behind it, or else is the next step: newcomers that come one after the
         other keep nobody from going on.
         """
+        self._is_plain = False
         ready, self._unjudged, self._owes_round = self._unjudged, [], True
         rows, logits = [row for row, _ in ready], torch.stack([found for _, found in ready])
         done = judge_prompts(rows, logits, target=self.target, rule=self.rule, runner=self.runner, clock=self.clock)
@@ -704,6 +705,7 @@ class Engine:
         rows = {row.handle: row for row in (*self._running.values(), *self._waiting)}
         held, self._held = self._held, set()
         self._waiting, self._running, self._unjudged = list(rows.values()), {}, []
+        self._owes_round = False
         self.prefixes.clear()
         if self.runner is not None:
             self.runner.discard_pending()
@@ -895,6 +897,7 @@ class Engine:
         It keeps what it has: output, round, stops, grammar. So it draws no random number twice.
         """
         newest = max(self._running.values(), key=lambda row: row.handle)
+        self._unjudged = [entry for entry in self._unjudged if entry[0] is not newest]
         self.target.remember(newest.number, newest.history)
         del self._running[newest.number]
         self._waiting.insert(0, newest)
@@ -953,7 +956,7 @@ class Engine:
         numbers, parts = [row.number for row, _ in fed], [part for _, part in fed]
         logits: dict[int, Tensor] = {}
         if ending:
-            logits = self.target.feed_to_end(numbers, parts, [row.number for row in ending.values()])
+            logits = self._feed_to_ends(numbers, parts, list(ending.values()))
         else:
             self.target.feed(numbers, parts)
         for row, _ in fed:
@@ -961,16 +964,26 @@ class Engine:
             self.target.remember(row.number, row.history)
         self._unjudged += [(row, logits[row.number]) for row in ending.values()]
         for source, row in copying:
-            if source.handle in ending:
+            if source.handle in ending and row.begins_plain and not row.round:
                 self.target.copy(source.number, row.number, len(row.history))
                 if self.target.length(row.number) == len(row.history):
                     self._unjudged.append((row, logits[source.number]))
                     continue
-            elif not source.is_reading:
+            elif source.handle in ending or not source.is_reading:
                 self.target.copy(source.number, row.number, len(row.history) - 1)
             else:
                 continue
             row.is_reading = self.target.length(row.number) < len(row.history) - 1
+
+    def _feed_to_ends(self, numbers: list[int], parts: list[list[int]], ending: Sequence[Row]) -> dict[int, Tensor]:
+        """Logits [V] by row number. Where room runs out midway, nobody judges whoever was read to the end by then: its
+        last token is a round's again."""
+        try:
+            return self.target.feed_to_end(numbers, parts, [row.number for row in ending])
+        except CacheFull:
+            known = [min(self.target.length(row.number), len(row.history) - 1) for row in ending]
+            self.target.rewind([row.number for row in ending], known)
+            raise
 
     def _may_copy(self, row: Row) -> bool:
         """Whether it can be given the keys of a row that reads the same text, once that has read all of it.

@@ -105,6 +105,9 @@ class EngineRunner:
         decoded = dict.fromkeys(batch.ids, 0)
         prompts = {self.engine.add(request): request.request_id for request in _requests(batch)}
         try:
+            if self.engine.first_from_prompt:  # without a draft, and where rounds are recorded no policy hears of it
+                for gained in self.engine.step():
+                    decoded[prompts[gained.row]] += len(gained.tokens)
             self._step(1, decoded, prompts)  # a draft model reads the prompts when it is first asked
             while not self.engine.is_idle and min(decoded.values()) < batch.new_tokens:
                 yield self._step(choose(), decoded, prompts)

@@ -43,7 +43,8 @@ class DirectMiddleware:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange = getattr(send, "__self__", None)
         if isinstance(exchange, RequestResponseCycle) and scope["http_version"] == "1.1":
-            scope["extensions"] = {**scope.get("extensions", {}), KEY: BodyWriter(exchange)}
+            # A copy: the exchange holds the other one, and would hold itself by way of it.
+            scope = {**scope, "extensions": {**scope.get("extensions", {}), KEY: BodyWriter(exchange)}}
         await self.app(scope, receive, send)
 
 

@@ -121,22 +121,32 @@ class Service:
         choices = [Choice(index, request) for index, request in enumerate(requests)]
         places = self.admission.enter([len(request.prompt) for request in requests])
         streams: list[TokenStream | None] = []
+
+        def give_up() -> None:
+            for stream in streams:
+                if stream is not None:
+                    stream.close()
+            for place in places:
+                place.leave()
+
+        # Where nobody takes the answer's beginning, nobody looks at the clock either.
+        unheard = asyncio.get_running_loop().call_later(self.settings.timeout, give_up)
         try:
             # Whose turn has come begins before the answer's headers are written, or a task is started for it.
             for choice, place in zip(choices, places, strict=True):
                 streams.append(self._submit(choice.request) if place.is_running and echo is None else None)
             yield None
+            unheard.cancel()
+            if time.monotonic() >= deadline:
+                raise _out_of_time()
             every = zip(choices, places, streams, strict=True)
             decodings = [partial(self._decode, choice, place, asked, echo, stream) for choice, place, stream in every]
             async with aclosing(_merged(decodings, deadline, direct)) as gains:
                 async for gain in gains:
                     yield gain
         finally:
-            for stream in streams:
-                if stream is not None:
-                    stream.close()
-            for place in places:
-                place.leave()
+            unheard.cancel()
+            give_up()
 
     def _submit(self, request: Request) -> TokenStream:
         try:
@@ -225,6 +235,10 @@ def _finish_reason(result: Ending) -> str:
     raise shutting_down()
 
 
+def _out_of_time() -> ApiError:
+    return ApiError(408, "the time for this request is over", code="timeout")
+
+
 async def _merged(
     decodings: Sequence[Callable[[Tell], Coroutine[None, None, None]]], deadline: float, direct: Direct | None
 ) -> AsyncGenerator[Gain | None, None]:
@@ -264,7 +278,7 @@ async def _merged(
             if item is _Sign.LOOK:
                 now = time.monotonic()
                 if now >= deadline:
-                    raise ApiError(408, "the time for this request is over", code="timeout")
+                    raise _out_of_time()
                 if now >= heard + KEEP_ALIVE:
                     heard = now
                     yield None

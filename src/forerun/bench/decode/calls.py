@@ -9,7 +9,7 @@ from typing import Any
 
 from forerun.bench.decode.methods import Decoders
 from forerun.bench.hardware import Work
-from forerun.measure.rounds import SKIP, Trace, decode
+from forerun.measure.rounds import Trace, decode
 from forerun.types import RoundOutcome
 
 Prompt = tuple[int, ...]
@@ -68,7 +68,8 @@ class Call:
 def measure_call(decoders: Decoders, method: str, prompts: Sequence[Prompt], **keywords: Any) -> Call:
     decoder, watched = decoders.watched(method)
     trace = decode(decoder, prompts, wait=False, **keywords)
-    return counted(method, [len(prompt) for prompt in prompts], trace, watched.outcomes[SKIP:])
+    heard = watched.outcomes[len(watched.outcomes) - len(trace.rounds) :]  # of a step for first tokens no policy hears
+    return counted(method, [len(prompt) for prompt in prompts], trace, heard)
 
 
 def counted(method: str, prompts: Sequence[int], trace: Trace, outcomes: Sequence[RoundOutcome]) -> Call:

@@ -26,6 +26,7 @@ from forerun.types import Source
 
 TIMED = (1, 4, 16)  # new tokens of a pass: plain decoding, a short draft, a batch
 PAST = 64  # keys behind them
+QUOTA = 4.0  # times as long as the fewest threads: no other program's doing
 PROMPTS = (64, 256, 1024)  # new tokens of passes that a library's products may run faster, behind as many keys
 LONGEST_TIMED = 0.5  # seconds of a pass behind which none of four times the tokens is timed
 WHISPER_TIMED, WHISPER_PAST = (1, 4), 16  # windows are short
@@ -126,7 +127,8 @@ def _measure(model: PreTrainedModel, most: int) -> dict[str, float]:
     """For each candidate the sum over `TIMED` of its best pass.
 
     Where another program had a core all the while (a server's other process imports its modules as this one begins),
-    one thread wins, which waits for none: the fused body is then taken with all threads, as on a quiet machine.
+    one thread wins, which waits for none: the fused body is then taken with all threads, as on a quiet machine, unless
+    they took `QUOTA` times as long.
     """
     from forerun.kernels.cpu.measured import disturbances, seconds
     from forerun.models.bodies.cpu import CpuBody
@@ -143,7 +145,10 @@ def _measure(model: PreTrainedModel, most: int) -> dict[str, float]:
             totals[name] += time
     if disturbances() == before:
         return totals
-    return {str(most): min(totals[str(count)] for count in counts), "modules": totals["modules"]}
+    best = min(totals[str(count)] for count in counts)
+    # Many times slower is no busy moment, but a machine that never has so many cores for us, as under a quota.
+    taken = max(count for count in counts if totals[str(count)] <= QUOTA * best)
+    return {str(taken): best, "modules": totals["modules"]}
 
 
 def longest_pass(model: PreTrainedModel, threads: int) -> int | None:
