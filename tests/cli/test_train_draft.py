@@ -98,7 +98,8 @@ def runs(place: Path, brief_timing: None) -> dict[str, Path]:
     found = {}
     for kind in ("feature", "causal"):
         found[kind] = place / kind
-        more = ("--kind", kind, "--draft-vocabulary", "100", "--loss", "tv+kl", "--unroll", "2")
+        more = ("--kind", kind, "--draft-vocabulary", "100", "--loss", "tv+kl")
+        more += ("--unroll", "2") if kind == "feature" else ()
         judged = ("--evaluate", place / "prompts.jsonl") if kind == "feature" else ()
         source = ("--data", place / "data", "-o", found[kind])
         result = invoke("train", "draft", place / "target", *source, *more, *judged, *TRAIN)

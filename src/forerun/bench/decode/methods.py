@@ -36,6 +36,10 @@ class Watched(PlainPolicy):
     def unwrapped(self) -> Watched:
         return self
 
+    def for_seed(self) -> Watched:
+        """Itself: whoever watches a call made it for that call."""
+        return self
+
     def observe(self, outcome: RoundOutcome) -> None:
         self.outcomes.append(outcome)
         super().observe(outcome)
