@@ -280,8 +280,9 @@ def test_real_timing_names_every_candidate(monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.parametrize(
     ("disturbed", "two", "best"),
     [
-        (0, 3.0, {"1": 3.0, "2": 9.0, "modules": 6.0}),
-        (1, 3.0, {"2": 3.0, "modules": 6.0}),
+        (0, 1.1, {"1": 3.0, "2": pytest.approx(3.3), "modules": 6.0}),
+        (0, 3.0, {"2": 3.0, "modules": 6.0}),  # which only a busy core explains
+        (1, 1.1, {"2": 3.0, "modules": 6.0}),
         (1, 20.0, {"1": 3.0, "modules": 6.0}),
     ],
 )
@@ -299,3 +300,4 @@ def test_a_busy_moment_does_not_choose_one_thread(
     monkeypatch.setattr(measured._disturbed, "number", 0)
     monkeypatch.setattr(choose, "TIMED", (1, 4, 8))
     assert choose._measure(tiny_model("llama"), 2) == best
+    assert (measured.disturbances() == 0) == (len(best) == 3), "what is odd is not kept"

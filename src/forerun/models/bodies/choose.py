@@ -26,6 +26,8 @@ from forerun.types import Source
 
 TIMED = (1, 4, 16)  # new tokens of a pass: plain decoding, a short draft, a batch
 PAST = 64  # keys behind them
+# Seconds of passes from which on more threads are faster on any quiet machine; and how much slower is no accident.
+SOME_SIZE, ODD = 0.01, 1.3
 QUOTA = 4.0  # times as long as the fewest threads: no other program's doing
 PROMPTS = (64, 256, 1024)  # new tokens of passes that a library's products may run faster, behind as many keys
 LONGEST_TIMED = 0.5  # seconds of a pass behind which none of four times the tokens is timed
@@ -128,9 +130,10 @@ def _measure(model: PreTrainedModel, most: int) -> dict[str, float]:
 
     Where another program had a core all the while (a server's other process imports its modules as this one begins),
     one thread wins, which waits for none: the fused body is then taken with all threads, as on a quiet machine, unless
-    they took `QUOTA` times as long.
+    they took `QUOTA` times as long. A thread that never got a core was taken none, so the scheduler's count may not
+    tell: that a model of some size is slower with more threads does.
     """
-    from forerun.kernels.cpu.measured import disturbances, seconds
+    from forerun.kernels.cpu.measured import count_disturbance, disturbances, seconds
     from forerun.models.bodies.cpu import CpuBody
 
     before = disturbances()
@@ -143,9 +146,11 @@ def _measure(model: PreTrainedModel, most: int) -> dict[str, float]:
     for tokens in TIMED:
         for name, time in seconds({name: partial(step, tokens) for name, step in steps.items()}, 3).items():
             totals[name] += time
+    best = min(totals[str(count)] for count in counts)
+    if best > SOME_SIZE and totals[str(most)] > ODD * best:
+        count_disturbance()
     if disturbances() == before:
         return totals
-    best = min(totals[str(count)] for count in counts)
     # Many times slower is no busy moment, but a machine that never has so many cores for us, as under a quota.
     taken = max(count for count in counts if totals[str(count)] <= QUOTA * best)
     return {str(taken): best, "modules": totals["modules"]}
