@@ -66,6 +66,21 @@ def test_same_keys(lengths: tuple[int, ...]) -> None:
     scorer.cache.check()
 
 
+def fail_once(passes: PromptPasses, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
+    """Let the second of their passes not be recorded; the shapes that were asked for."""
+    monkeypatch.setattr("forerun.engine.device.prompt_passes.CHUNKS", (32, 64))
+    recorded, shapes = passes._recorded, list[tuple[int, ...]]()
+
+    def failing(*shape: int) -> Work:
+        shapes.append(shape)
+        if len(shapes) == 2:
+            raise RuntimeError("no such graph")
+        return recorded(*shape)
+
+    monkeypatch.setattr(passes, "_recorded", failing)
+    return shapes
+
+
 def check_ends(scorer: Scorer, texts: dict[int, list[int]], ending: list[int]) -> None:
     """Fed to their ends: logits there, of the rows that want them and of no others."""
     found = scorer.feed_to_end(list(texts), list(texts.values()), ending)
@@ -100,16 +115,7 @@ def test_logits_of_rows_that_begin_alike() -> None:
 
 def test_logits_behind_a_pass_that_cannot_be_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     scorer, passes = scorer_with_passes(None, with_head=True)
-    monkeypatch.setattr("forerun.engine.device.prompt_passes.CHUNKS", (32, 64))
-    recorded, shapes = passes._recorded, list[tuple[int, ...]]()
-
-    def failing(*shape: int) -> Work:
-        shapes.append(shape)
-        if len(shapes) == 2:
-            raise RuntimeError("no such graph")
-        return recorded(*shape)
-
-    monkeypatch.setattr(passes, "_recorded", failing)
+    fail_once(passes, monkeypatch)
     monkeypatch.setattr(passes, "_are_faster_together", lambda _: False)
     texts = {0: text(0, 60), 1: text(1, 130), 2: text(2, 20)}  # the first is done by then
     for row in texts:
@@ -221,16 +227,7 @@ def test_a_pass_that_cannot_be_recorded_costs_no_text(
 ) -> None:
     """What the passes before it have read stays read, and the rest is read without them; said once."""
     scorer, passes = scorer_with_passes()
-    monkeypatch.setattr("forerun.engine.device.prompt_passes.CHUNKS", (32, 64))
-    recorded, shapes = passes._recorded, list[tuple[int, ...]]()
-
-    def failing(*shape: int) -> Work:
-        shapes.append(shape)
-        if len(shapes) == 2:
-            raise RuntimeError("no such graph")
-        return recorded(*shape)
-
-    monkeypatch.setattr(passes, "_recorded", failing)
+    shapes = fail_once(passes, monkeypatch)
     texts = {row: text(row, length) for row, length in enumerate(lengths)}
     for row in texts:
         scorer.admit(row)
