@@ -11,8 +11,9 @@ from torch import Tensor
 from engine.device_engines import Rehearsing
 from forerun.cache.base import CacheFull
 from forerun.cache.paged import PagedCache
+from forerun.engine.device import prompt_passes
 from forerun.engine.device.capture import Work
-from forerun.engine.device.prompt_passes import CHUNKS, PIECE, PIECES, PromptPasses, why_not
+from forerun.engine.device.prompt_passes import CHUNKS, PIECE, PIECES, WEIGHTS, PromptPasses, why_not
 from forerun.errors import ForerunWarning
 from forerun.models.scorer import Scorer
 from forerun.models.static_pass import StaticRows
@@ -237,6 +238,27 @@ def test_a_pass_that_cannot_be_recorded_costs_no_text(
     assert scorer.recorded_feed is None and len(shapes) == 2
     scorer.feed([0], [text(5, 20)])  # without a warning
     check_rows(scorer, {0: [*texts[0], *text(5, 20)]})
+
+
+def test_chunks_of_every_length_are_found_in_few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They hold all tokens and cost no more than one padded chunk; a plan that tries every way never ends."""
+    plan, steps = prompt_passes._chunks, 0
+
+    def counted(tokens: int) -> list[int]:
+        nonlocal steps
+        steps += 1
+        assert steps <= 2 * len(CHUNKS)
+        return plan(tokens)
+
+    monkeypatch.setattr(prompt_passes, "_chunks", counted)
+    for tokens in range(1, 2 * CHUNKS[-1] + 2):
+        steps = 0
+        chunks = counted(tokens)
+        assert set(chunks) <= set(CHUNKS)
+        assert tokens <= sum(chunks)
+        if tokens <= CHUNKS[-1]:
+            one = next(chunk for chunk in CHUNKS if chunk >= tokens)
+            assert prompt_passes._cost(chunks) <= WEIGHTS + one
 
 
 def test_a_recorded_pass_without_room_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:

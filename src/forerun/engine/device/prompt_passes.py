@@ -191,7 +191,8 @@ def _chunks(tokens: int) -> list[int]:
     if not rest:
         return [CHUNKS[-1]] * whole
     ways = [[next(chunk for chunk in CHUNKS if chunk >= rest)]]
-    ways += [[chunk, *_chunks(rest - chunk)] for chunk in CHUNKS if chunk < rest][-1:]
+    if smaller := [chunk for chunk in CHUNKS if chunk < rest]:
+        ways.append([smaller[-1], *_chunks(rest - smaller[-1])])  # one way only: trying all of them takes for ever
     return [CHUNKS[-1]] * whole + min(ways, key=_cost)
 
 
