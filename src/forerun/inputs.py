@@ -381,12 +381,14 @@ def unpadded(
 
     With a `vocab_size`, a token that it does not hold is refused; what padding holds is nobody's business.
     """
-    ids = check_ids(ids, name)
+    ids = check_ids(ids, name).cpu()
+    if mask is not None and isinstance(mask, Tensor) and mask.is_cuda:  # each question of the device would wait for it
+        mask = mask.cpu()
     real = (
         torch.ones_like(ids, dtype=torch.bool) if mask is None else check_mask(mask, tuple(ids.shape), name, mask_name)
     )
     prompts = []
-    for row, (line, kept) in enumerate(zip(ids.cpu(), real.cpu(), strict=True)):
+    for row, (line, kept) in enumerate(zip(ids, real, strict=True)):
         tokens = line
         if not bool(kept.all()):  # in a long prompt without padding nothing has to be looked for
             if "0" in "".join("01"[one] for one in kept.tolist()).strip("0"):

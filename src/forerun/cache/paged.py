@@ -24,7 +24,7 @@ from forerun.cache.blocks import SCRATCH, BlockPool
 from forerun.cache.ragged import RaggedCache
 from forerun.kernels.scaled_keys import ScaledKeys
 from forerun.math.scaled import Scheme
-from forerun.math.transfer import copy_into
+from forerun.math.transfer import copy_into, int64
 from forerun.types import RaggedRows, Source
 
 BLOCK_SIZE = 128  # the most keys that an attention kernel reads at a time: a tile never straddles two blocks
@@ -235,7 +235,8 @@ class PagedCache(KeyValueCache):
                 raise CacheFull(f"a row of {end} keys: no row can have more than {self.capacity} here")
             blocks, number = self._blocks[row], self._num_blocks(end)
             lack = max(number - len(blocks), 0)
-            lack += sum(self._is_shared(row, index, length) for index in range(length // self.block_size, number))
+            there = range(length // self.block_size, min(number, len(blocks)))
+            lack += sum(self._is_shared(row, index, length) for index in there)
             if lack:
                 needed += lack
                 lacking.append((row, length, end))
@@ -248,24 +249,22 @@ class PagedCache(KeyValueCache):
         self._send_table()
 
     def _give_row(self, row: int, length: int, end: int) -> None:
-        blocks, slot = self._blocks[row], self._slot[row]
-        for index in range(length // self.block_size, self._num_blocks(end)):
-            if index < len(blocks) and not self._is_shared(row, index, length):
-                continue
-            fresh = self.pool.take()
-            if index < len(blocks):
+        blocks, slot, number = self._blocks[row], self._slot[row], self._num_blocks(end)
+        for index in range(length // self.block_size, min(number, len(blocks))):
+            if self._is_shared(row, index, length):
+                fresh = self.pool.take()
                 self._copy_block(blocks[index], fresh, max(length - index * self.block_size, 0))
                 self.pool.drop(blocks[index])
                 blocks[index] = fresh
-            else:
-                blocks.append(fresh)
-            self._table[slot, index] = fresh
-            self._changed.add(slot)
+                self._table[slot, index] = fresh
+        if (old := len(blocks)) < number:  # entered at once: a long prompt has thousands
+            blocks += (self.pool.take() for _ in range(number - old))
+            self._table[slot, old:number] = int64(blocks[old:])
+        self._changed.add(slot)
 
     def _is_shared(self, row: int, index: int, length: int) -> bool:
-        """Whether a row that writes from `length` on would change what others read of its block `index`, if any."""
-        blocks = self._blocks[row]
-        return index < len(blocks) and self.pool.is_shared(blocks[index], max(length - index * self.block_size, 0))
+        """Whether a row that writes from `length` on would change what others read of its block `index`."""
+        return self.pool.is_shared(self._blocks[row][index], max(length - index * self.block_size, 0))
 
     def _share(self, row: int, blocks: Sequence[int], partial: int, rest: int) -> None:
         """Give an empty row these full blocks, and a copy of the first `rest` keys of a partial one.

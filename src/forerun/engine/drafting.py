@@ -19,7 +19,7 @@ from forerun.engine.device.draft_passes import DraftPasses
 from forerun.engine.draft_check import checked, is_ours
 from forerun.engine.faults import Faults
 from forerun.engine.given import GivenDraft, Guess, guesses_of
-from forerun.engine.laws import tokens_of
+from forerun.engine.laws import params_of, tokens_of
 from forerun.engine.row import Row
 from forerun.errors import ForerunWarning, InvalidArgument
 from forerun.math.laws import PointMass
@@ -178,7 +178,7 @@ class Drafting:
         assert self.copier is not None
         # Copies follow from the text alone, so any uniforms do. A drafter of ours finds them where the text is.
         device = torch.device("cpu") if self._is_ours else self.target.device
-        params = LawParams.stack([row.request.params for row in rows], device)
+        params = params_of(rows, device)
         return self._propose(self.copier, self._context(rows, view, rooms, params))
 
     def _kept_copies(self, view: BatchView, lengths: tuple[int, ...], found: Draft) -> tuple[int, ...]:

@@ -16,12 +16,12 @@ from forerun.engine.branching import kept_of, parents_of
 from forerun.engine.commit import VerifiedRound
 from forerun.engine.device.runner import Runner
 from forerun.engine.drafting import Drafting
-from forerun.engine.laws import keys_of, law_of, tokens_of
+from forerun.engine.laws import keys_of, law_of, params_of, tokens_of
 from forerun.engine.row import Row
 from forerun.engine.stats import Seconds
 from forerun.models.scorer import Scorer
 from forerun.rules import AnyRule
-from forerun.types import BatchView, LawParams
+from forerun.types import BatchView
 
 
 def run(
@@ -35,7 +35,7 @@ def run(
     clock: Callable[[], float],
 ) -> VerifiedRound:
     """Draft, score and verify; a `runner` lends its recorded pass of the target where that is enough."""
-    params = LawParams.stack([row.request.params for row in batch], target.device)
+    params = params_of(batch, target.device)
     if runner is not None:
         params = runner.covered(params)
     keys = keys_of(batch, target.device)
@@ -87,7 +87,7 @@ def judge_prompts(
     Everything a row may ask for counts here as in any other round. Waits for the device.
     """
     started = clock()
-    params = LawParams.stack([row.request.params for row in batch], target.device)
+    params = params_of(batch, target.device)
     if runner is not None:
         params = runner.covered(params)
     keys, blocks = keys_of(batch, target.device), [[row.history[-1]] for row in batch]

@@ -1,6 +1,12 @@
-"""What a round is judged by: the target's law along every draft, and what counts its random numbers."""
+"""What a round is judged by: the target's law along every draft, and what counts its random numbers.
+
+All of it is sent while the pass that it judges may still run, so nothing here waits for the device.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -8,6 +14,7 @@ from torch import Tensor
 from forerun.engine.branching import adjusted_along
 from forerun.engine.row import Row
 from forerun.math.laws import LogitLaw
+from forerun.math.transfer import int64, to_device
 from forerun.types import Draft, Keys, LawParams
 
 
@@ -19,12 +26,13 @@ def law_of(
     trees: list[list[int]] | None,
 ) -> LogitLaw:
     """The target's law at every scored position, each row with its own penalties along its draft."""
-    counts = torch.tensor([len(block) for block in blocks], device=logits.device)
+    device, lengths = logits.device, [len(block) for block in blocks]
+    counts = to_device(int64(lengths), device)
     starts = counts.cumsum(0) - counts
-    index = starts[:, None] + torch.arange(max(map(len, blocks)), device=logits.device)
-    owner = torch.repeat_interleave(torch.arange(len(blocks), device=logits.device), counts)
+    index = starts[:, None] + torch.arange(max(lengths), device=device)
+    owner = torch.repeat_interleave(torch.arange(len(blocks), device=device), counts, output_size=sum(lengths))
     if any(row.adjuster for row in batch):
-        parts = logits.split([len(block) for block in blocks])
+        parts = logits.split(lengths)
         known = [None] * len(batch) if trees is None else trees
         rows = zip(batch, blocks, parts, known, strict=True)
         logits = torch.cat([_adjusted(row, block[1:], part, parents) for row, block, part, parents in rows])
@@ -39,6 +47,13 @@ def _adjusted(row: Row, drafted: list[int], logits: Tensor, parents: list[int] |
     return adjusted_along(logits, drafted, parents, row.adjuster)
 
 
+def params_of(batch: Sequence[Row], device: torch.device) -> LawParams:
+    """Each row's sampling parameters, on their way to a device that may be busy with a pass."""
+    params = LawParams.stack([row.request.params for row in batch])
+    moved = {name: to_device(getattr(params, name), device) for name in ("temperature", "top_k", "top_p", "min_p")}
+    return replace(params, **moved)
+
+
 def keys_of(batch: list[Row], device: torch.device) -> Keys:
     columns = [
         [row.request.seed for row in batch],
@@ -46,7 +61,7 @@ def keys_of(batch: list[Row], device: torch.device) -> Keys:
         [row.round for row in batch],
         [len(row.output) for row in batch],
     ]
-    seed, request_id, round_, position = torch.tensor(columns, dtype=torch.int64, device=device)
+    seed, request_id, round_, position = to_device(torch.tensor(columns, dtype=torch.int64), device)
     return Keys(seed, request_id, round_, position)
 
 

@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from functools import partial
 from itertools import accumulate, product
 
-import torch
 from torch import Tensor
 
 from forerun.cache.base import CacheFull
@@ -22,6 +21,7 @@ from forerun.engine.device.runner import Runner
 from forerun.engine.device.shapes import POSITIONS
 from forerun.engine.row import Row
 from forerun.errors import ForerunWarning
+from forerun.math.transfer import int64, to_device
 from forerun.types import Rule
 
 
@@ -61,5 +61,5 @@ class DraftPasses:
             return self.scorer.score_last(rows, blocks)
         if len(logits) == len(blocks):
             return logits
-        ends = torch.tensor(list(accumulate(map(len, blocks))), device=logits.device)
+        ends = to_device(int64(accumulate(map(len, blocks))), logits.device)
         return logits[ends - 1]
