@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import nn
 from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
 
 from forerun.kernels.cpu.narrow import is_narrow
 from forerun.kernels.scaled import ScaledWeight
@@ -65,14 +66,17 @@ def _odd_modules(model: PreTrainedModel) -> Iterator[str]:
 def _odd_weights(model: PreTrainedModel) -> Iterator[str]:
     """Weights that are anything but plain memory, of the model's dtype and on its device; or used in two layers."""
     unused = _unused(model)
-    for name, weight in model.named_parameters():
-        if is_narrow(weight) or id(weight) in unused:
-            continue  # narrow: float32 on the CPU, as it was stored
-        is_known = isinstance(weight, ScaledWeight) or plain.is_memory(weight)
-        if not (is_known or plain.is_turned_memory(weight)):  # a body may have transposed it
-            yield f"{name} is a {type(weight).__name__} that does not lie in memory in one piece"
-        elif weight.dtype != model.dtype or weight.device != model.device:
-            yield f"{name} is {weight.dtype} on {weight.device}".replace("torch.", "")
+    for owner, module in model.named_modules():
+        # A body may have transposed what modules say the other way round (merging.py); all else is read as it lies.
+        may_be_turned = isinstance(module, Conv1D) or getattr(module, "is_transposed", False)
+        for name, weight in module.named_parameters(owner, recurse=False):
+            if is_narrow(weight) or id(weight) in unused:
+                continue  # narrow: float32 on the CPU, as it was stored
+            is_known = isinstance(weight, ScaledWeight) or plain.is_memory(weight)
+            if not is_known and not (may_be_turned and plain.is_turned_memory(weight)):
+                yield f"{name} is a {type(weight).__name__} that does not lie in memory in one piece"
+            elif weight.dtype != model.dtype or weight.device != model.device:
+                yield f"{name} is {weight.dtype} on {weight.device}".replace("torch.", "")
     lists: Any = (module for module in text_model(model).modules() if isinstance(module, nn.ModuleList))
     places = [plain.address(weight) for layer in next(lists, ()) for weight in layer.parameters()]
     if len(set(places)) < len(places):  # it can lie side by side with the others of one layer alone
