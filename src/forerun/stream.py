@@ -124,9 +124,11 @@ class Stream(Iterator[list[Progress]]):
             engine.policy = call.policy
         if self._wants_the_same_again:
             engine.policy = engine.drafting.policy_for_seed()
-        deadline = None if call.max_time is None else self._started + call.max_time
-        for request in call.requests:  # one that is refused takes those before it along
-            self._numbers.append(engine.add(replace(request, deadline=deadline)))
+        requests = call.requests
+        if call.max_time is not None:
+            requests = tuple(replace(one, deadline=self._started + call.max_time) for one in requests)
+        for request in requests:  # one that is refused takes those before it along
+            self._numbers.append(engine.add(request))
         if self._streams_prompt:
             self._put(call.requests[0].prompt)
 

@@ -13,6 +13,7 @@ from torch import nn
 from forerun import Chain, DraftModel, EarlyExit, PromptLookup, SpeculativeDecoder, Tree
 from forerun.config import Kernels
 from forerun.errors import UnsupportedModel
+from forerun.models import fingerprint
 from forerun.models.fingerprint import Fingerprint, checksum
 from forerun.models.scorer import Scorer
 from support.tiny import draft_of, plain_greedy, tiny_model
@@ -63,6 +64,13 @@ def _data(model: Any) -> None:
     model.model.layers[0].self_attn.v_proj.weight.data = torch.randn_like(model.model.layers[0].self_attn.v_proj.weight)
 
 
+def _turn(model: Any) -> None:
+    """Of a square weight neither the address nor the size changes."""
+    square = model.model.layers[0].self_attn.q_proj.weight
+    assert square.shape[0] == square.shape[1]
+    square.data = square.data.t()
+
+
 def _in_place(model: Any) -> None:
     model.model.layers[0].self_attn.v_proj.weight.data.mul_(-1)
 
@@ -107,8 +115,8 @@ def _resize(model: Any) -> None:
 
 
 CHANGES = [
-    _swap_layer, _swap_linear, _new_parameter, _new_norm, _new_head, _untie, _assign, _load, _data, _in_place,
-    _angles, _hook, _pre_hook_on_the_model, _own_forward, _setting, _fewer_layers, _double, _half, _resize,
+    _swap_layer, _swap_linear, _new_parameter, _new_norm, _new_head, _untie, _assign, _load, _data, _turn,
+    _in_place, _angles, _hook, _pre_hook_on_the_model, _own_forward, _setting, _fewer_layers, _double, _half, _resize,
 ]  # fmt: skip
 
 
@@ -242,7 +250,7 @@ class TestFingerprint:
     def test_every_change_of_places_is_noticed(self) -> None:
         for change in CHANGES:
             model = copy.deepcopy(tiny_model("llama"))
-            seen = Fingerprint.of(model)
+            seen = Fingerprint(model)
             assert seen.fits(model)
             change(model)
             assert seen.fits(model) == (change in (_load, _in_place)), change.__name__
@@ -285,13 +293,13 @@ class TestFingerprint:
         """Of buffers and other tensors, not of parameters, which are read where they lie."""
         model = nn.BatchNorm1d(2)
         model.table = torch.ones(2)
-        seen = Fingerprint.of(model)
+        seen = Fingerprint(model)
         with torch.no_grad():
             model.weight.add_(1)
         assert seen.fits(model)
         model.table.add_(1)
         assert not seen.fits(model)
-        seen = Fingerprint.of(model)
+        seen = Fingerprint(model)
         model.running_mean.add_(1)
         assert not seen.fits(model)
 
@@ -299,20 +307,59 @@ class TestFingerprint:
         model = nn.Module()
         with torch.inference_mode():
             model.table = nn.Buffer(torch.ones(2))
-        assert Fingerprint.of(model).fits(model)
+        assert Fingerprint(model).fits(model)
 
     def test_a_new_module_at_an_old_address(self) -> None:
         """Nothing is kept alive, so addresses of the old are free for the new."""
         model = nn.Sequential(nn.Linear(2, 2))
-        seen = Fingerprint.of(model)
+        seen = Fingerprint(model)
         for _ in range(50):
             model[0] = nn.Identity()
             model[0] = nn.Linear(2, 2)
             assert not seen.fits(model)
 
+    def test_a_square_weight_that_was_turned(self) -> None:
+        """It begins where it did and is as large; only the order of its numbers is another."""
+        model = nn.Linear(3, 3)
+        seen = Fingerprint(model)
+        model.weight.data = model.weight.data.t()
+        assert not seen.fits(model)
+
+    def test_settings_within_settings(self) -> None:
+        for change in (
+            lambda model: model.config.rope_parameters.update(rope_theta=5.0),
+            lambda model: model.config.nested[0].append(2),
+            lambda model: model.config.nested[0].__setitem__(0, True),
+            lambda model: setattr(model.model.layers[0].self_attn, "scaling", 0.5),
+            lambda model: model.model.layers[0].listed.reverse(),
+        ):
+            model = copy.deepcopy(tiny_model("llama"))
+            model.config.nested, model.model.layers[0].listed = [[1]], [1, 2]
+            seen = Fingerprint(model)
+            assert seen.fits(model)
+            change(model)
+            assert not seen.fits(model)
+
+    def test_comparing_is_for_what_is_another_object(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Calls leave no trace; what was replaced by its equal is compared once."""
+        model = copy.deepcopy(tiny_model("llama"))
+        decoder = SpeculativeDecoder(model, None)
+        for _ in range(2):  # the first call may leave marks
+            said(decoder)
+        walks: list[int] = []
+        monkeypatch.setattr(fingerprint, "_walk", lambda model, walk=fingerprint._walk: walks.append(1) or walk(model))
+        assert said(decoder) == said(decoder)
+        assert not walks
+        attention = model.model.layers[0].self_attn
+        attention.scaling = float(str(attention.scaling))
+        said(decoder)
+        assert len(walks) == 1
+        said(decoder)
+        assert len(walks) == 1
+
     def test_hooks_for_all_modules(self) -> None:
         model = nn.Linear(2, 2)
-        seen = Fingerprint.of(model)
+        seen = Fingerprint(model)
         handle = torch.nn.modules.module.register_module_forward_hook(lambda *given: None)
         try:
             assert not seen.fits(model)

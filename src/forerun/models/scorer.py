@@ -108,7 +108,7 @@ class Scorer:
             self.cache = self._new_cache() if cache is None else cache
             self._counterparts = Counterparts.of(self._ranks, number, self.cache)
             self._connect()
-            self._made_of = Fingerprint.of(model)
+            self._made_of = Fingerprint(model)
 
     def _open(self) -> int | None:
         """Let other ranks make a counterpart, where the model is split over several; its number."""
@@ -169,7 +169,7 @@ class Scorer:
                 self.cache = self._new_cache()
             self._counterparts = Counterparts.of(self._ranks, number, self.cache)
             self._connect()
-            self._made_of = Fingerprint.of(self.model)
+            self._made_of = Fingerprint(self.model)
 
     @property
     def vocab_size(self) -> int:
