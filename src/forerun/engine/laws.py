@@ -50,8 +50,13 @@ def _adjusted(row: Row, drafted: list[int], logits: Tensor, parents: list[int] |
 def params_of(batch: Sequence[Row], device: torch.device) -> LawParams:
     """Each row's sampling parameters, on their way to a device that may be busy with a pass."""
     params = LawParams.stack([row.request.params for row in batch])
-    moved = {name: to_device(getattr(params, name), device) for name in ("temperature", "top_k", "top_p", "min_p")}
-    return replace(params, **moved)
+    return replace(
+        params,
+        temperature=to_device(params.temperature, device),
+        top_k=to_device(params.top_k, device),
+        top_p=to_device(params.top_p, device),
+        min_p=to_device(params.min_p, device),
+    )
 
 
 def keys_of(batch: list[Row], device: torch.device) -> Keys:

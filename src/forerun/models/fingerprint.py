@@ -57,7 +57,7 @@ class _Glance:
 
     def __init__(self, objects: Sequence[Any]) -> None:
         self._modules = [one for one in objects if isinstance(one, nn.Module)]
-        self._types = list(map(type, self._modules))
+        self._types: list[type[nn.Module]] = list(map(type, self._modules))
         self._forwards = [(kind, kind.forward) for kind in set(self._types)]
         self._places = [(one, _place_and_version(one)) for one in objects if isinstance(one, Tensor)]
         names: list[dict[Any, Any]] = [torch_module._global_forward_hooks, torch_module._global_forward_pre_hooks]
