@@ -98,6 +98,15 @@ def test_tokens_tied_at_the_nucleus_are_all_kept(top_p: float):
     assert one([0.0] * 4, top_p=top_p) == [0.25] * 4
 
 
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_tokens_that_hold_just_the_nucleus_are_enough(place: int):
+    """`top_p` is the very sum of the first tokens; a hair more needs one more."""
+    logits = torch.tensor([[2.0, 1.0, 0.0, -1.0]], dtype=torch.float64)
+    held = (logits - log_sum_exp(logits)).exp().cumsum(dim=-1)[0].tolist()
+    for top_p, number in ((held[place], place + 1), (math.nextafter(held[place], 1), place + 2)):
+        assert sum(probability > 0 for probability in one(logits[0].tolist(), top_p=top_p)) == number
+
+
 def test_tokens_tied_with_the_kth_are_kept():
     assert one([3.0, 1.0, 1.0, 1.0, 0.0], top_k=2)[4] == 0
     assert min(one([3.0, 1.0, 1.0, 1.0, 0.0], top_k=2)[:4]) > 0

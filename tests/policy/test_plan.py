@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from forerun.policy.cost import FIXED, ReadCost, ScoreCost
-from forerun.policy.plan import RoundPrices, best_copies, best_lengths
+from forerun.policy.plan import RoundPrices, best_copies, best_lengths, best_size
 from forerun.policy.worth import Worth
 
 
@@ -24,6 +24,19 @@ def test_a_copy_of_a_row_that_is_ahead_is_left_alone() -> None:
     assert best_copies(copies, nothing, none, prices) == (4, 4, 0, 0), "the control: all tokens alike"
     assert best_copies(copies, nothing, none, prices, worth=Worth((20, 20, 20, 20), 0.66)) == nothing
     assert best_copies(copies, nothing, none, prices, worth=Worth((40, 20, 20, 20), 0.66)) == (4, 0, 0, 0)
+
+
+def test_one_length_for_all_goes_as_far_as_scoring_was_priced_and_no_further() -> None:
+    """Rows with room for one token and for three: what three drafted tokens take is known, what four take is not."""
+    chances, draft = [[0.9], [0.9, 0.8, 0.7]], [0.0, 0.0, 0.0]
+    assert best_size(chances, [0.05] * 4, draft, (1, 2)) == (1, 1)
+    assert best_size(chances, [0.05] * 5, draft, (1, 2)) == (1, 2), "the control: one price more"
+
+
+def test_a_copy_that_promises_as_much_as_a_drawn_draft_saves_the_drawing() -> None:
+    prices = RoundPrices([0.05, 0.05], [0.0, 0.02], ())
+    assert best_copies([[0.5]], (1,), [0.5], prices) == (1,)
+    assert best_copies([[0.5]], (1,), [0.6], prices) == (0,), "the control: a better draft is drawn"
 
 
 def test_rounds_of_fewer_rows_lie_on_a_line_through_the_fewest_that_were_measured() -> None:

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 from forerun.policy import CostModel
 from forerun.policy.heuristics import OwnAcceptance
-from forerun.policy.starts import CopyStarts
+from forerun.policy.starts import FIRST_GUESS, CopyStarts
 from policy.rounds import as_draft, outcome, view
 
 PLAIN, WAIT = 0.004, 0.0004
@@ -28,6 +28,12 @@ def test_copies_that_begin_seldom_are_not_waited_for() -> None:
         starts = CopyStarts()
         heard(starts, 80, every)
         assert starts.are_worth_waiting_for(PLAIN) == waits, every
+
+
+def test_where_both_cost_the_same_rounds_wait() -> None:
+    starts = CopyStarts()
+    starts.observe(replace(outcome((7,), (0,), (0,)), idle_seconds=FIRST_GUESS * PLAIN))
+    assert starts.are_worth_waiting_for(PLAIN) and not starts.are_worth_waiting_for(0.99 * PLAIN)
 
 
 def test_a_copy_that_goes_on_begins_once() -> None:
@@ -73,5 +79,6 @@ def test_a_row_that_waits_for_long_lets_rounds_run_ahead() -> None:
         lengths = policy.lengths(view(7))
         ahead.append((policy.runs_ahead, lengths[0]))
         policy.observe(outcome((7,), lengths, (0,)))
-    told = [following for (is_ahead, _), (_, following) in pairwise(ahead) if is_ahead]
-    assert told and not any(told), "the next round has no draft either"
+    for (is_ahead, own), (_, following) in pairwise(ahead):
+        assert is_ahead == (own == following == 0), "neither this round nor the next has a draft"
+    assert {is_ahead for is_ahead, _ in ahead} == {True, False}

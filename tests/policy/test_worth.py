@@ -34,6 +34,12 @@ def test_rows_that_end_together_are_worth_more_together() -> None:
     assert Worth((8, 3, 3), 0.6).expected((1, 0, 0)) == Worth((8, 3, 3), 0.6).of((1, 0, 0))
 
 
+def test_a_row_that_ends_when_the_slowest_then_does_need_not_get_ahead() -> None:
+    worth = Worth((8, 7), 0.6)
+    assert worth.expected((1, 0)) == worth.of((1, 0)), "one row has to get ahead, and there is no least of one"
+    assert worth.expected((1.5, 0.5)) < worth.of((1.5, 0.5)), "the control: both have to"
+
+
 def test_weights_are_one_on_average_and_greater_for_the_slowest() -> None:
     weights = Worth((8, 8, 3), 0.6).weights(3)
     assert sum(weights) == pytest.approx(3)
@@ -45,10 +51,10 @@ def test_where_nobody_knows_when_rows_end_tokens_are_alike() -> None:
     assert Worth().weights(2) == [1, 1]
 
 
-@pytest.mark.parametrize("left", [(), (8, 8, 3, 8), (5, 9, 9, 2), (4, 4, 4, 4)])
+@pytest.mark.parametrize("left", [(), (8, 8, 3, 8), (5, 9, 9, 2), (4, 4, 4, 4), (7, 7, 8, 7)])
 def test_token_by_token_is_all_at_once(left: tuple[int, ...]) -> None:
     worth, kept = Worth(left, 0.6), [0.0] * 4
-    tokens = [(row, 0.9**place) for place in range(1, 6) for row in (2, 0, 3, 1)]
+    tokens = [(row, 0.9**place) for place in range(6) for row in (2, 0, 3, 1)]
     for (row, chance), told in zip(tokens, worth.expected_along(tokens, 4), strict=True):
         kept[row] += chance
         assert told == pytest.approx(worth.expected(kept))
