@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+from random import Random
 from typing import Any
 
 import pytest
@@ -13,6 +15,7 @@ from transformers import (
     NoRepeatNGramLogitsProcessor,
     SuppressTokensAtBeginLogitsProcessor,
     SuppressTokensLogitsProcessor,
+    SynthIDTextWatermarkLogitsProcessor,
 )
 
 import forerun
@@ -156,6 +159,104 @@ class Remembering:
 def test_processors_that_remember_are_refused(kind: type) -> None:
     with pytest.raises(InvalidArgument, match="Remembering changes its own state"):
         decoder_with("none").generate(*padded(PROMPTS), max_new_tokens=2, logits_processor=[Remembering(kind())])
+
+
+class Turns:
+    """Likes one token in every second call: the text depends on how often it was called."""
+
+    __slots__ = ("calls",)
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def liked(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        self.calls += 1
+        return scores.index_fill(1, torch.tensor([5]), 1e4 * (self.calls % 2))
+
+    __call__ = liked
+
+
+def _function_with_a_counter() -> Any:
+    calls = 0
+
+    def count(input_ids: Tensor, scores: Tensor) -> Tensor:
+        nonlocal calls
+        calls += 1
+        return scores.index_fill(1, torch.tensor([5]), 1e4 * (calls % 2))
+
+    return count
+
+
+def _around(inner: Any) -> Any:
+    return lambda input_ids, scores: inner(input_ids, scores)
+
+
+class Holding:
+    """Keeps its state in something that it holds."""
+
+    def __init__(self, held: Any, change: Any) -> None:
+        self.held, self.change = held, change
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        self.change(self.held)
+        return scores
+
+
+def _count_within(held: dict[str, list[int]]) -> None:
+    held["calls"][0] += 1
+
+
+def _watermark() -> Any:
+    return SynthIDTextWatermarkLogitsProcessor(3, [11, 12, 13], 64, 0, 16, torch.device("cpu"))
+
+
+STATEFUL: dict[str, Any] = {
+    "slots": Turns,
+    "bound method": lambda: Turns().liked,
+    "closure": _function_with_a_counter,
+    "partial": lambda: partial(lambda turns, input_ids, scores: turns.liked(input_ids, scores), Turns()),
+    "function around one": lambda: _around(Turns()),
+    "nested list": lambda: Holding({"calls": [0]}, _count_within),
+    "tensor": lambda: Holding(torch.zeros(()), lambda held: held.add_(1)),
+    "object of its own": lambda: Holding(Turns(), lambda held: held.liked(None, torch.zeros(1, 9))),
+    "generator": lambda: Holding(torch.Generator(), lambda held: torch.rand(1, generator=held)),
+    "Python's generator": lambda: Holding(Random(1), lambda held: held.random()),
+    "watermark": _watermark,
+}
+
+
+@pytest.mark.parametrize("kind", STATEFUL)
+def test_state_is_noticed_wherever_it_is_kept(kind: str) -> None:
+    with pytest.raises(InvalidArgument, match="changes its own state"):
+        decoder_with("none").generate(*padded(PROMPTS), max_new_tokens=3, logits_processor=[STATEFUL[kind]()])
+
+
+class MakesItsTable(LogitsProcessor):
+    """What it needs is made by the first call, and the same in all."""
+
+    def __init__(self, tokens: tuple[int, ...]) -> None:
+        self.tokens, self.table = tokens, None
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        if self.table is None:
+            self.table = torch.tensor(self.tokens, device=scores.device)
+        return scores.index_fill(1, self.table, -torch.inf)
+
+
+@pytest.mark.parametrize(
+    "wrap", (lambda one: one, lambda one: one.__call__, _around), ids=("object", "method", "lambda")
+)
+def test_processors_without_state_may_be_of_any_kind(wrap: Any) -> None:
+    bans, unbounded = (5, 7, 11), torch.full((3,), torch.nan)  # which no comparison finds equal to itself
+
+    def banned(input_ids: Tensor, scores: Tensor) -> Tensor:
+        assert len(unbounded) == len(bans)
+        return scores.index_fill(1, torch.tensor(bans), -torch.inf)
+
+    wanted = decoder_with("lookup").generate(*padded(PROMPTS), max_new_tokens=NEW, suppress_tokens=list(bans))
+    for processor in (wrap(MakesItsTable(bans)), banned):
+        out = decoder_with("lookup").generate(*padded(PROMPTS), max_new_tokens=NEW, logits_processor=[processor])
+        assert out.new_tokens == wanted.new_tokens
 
 
 @pytest.mark.parametrize("temperature", (0.0, 1.1))

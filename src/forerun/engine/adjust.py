@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import SequenceBiasLogitsProcessor
 
 from forerun import ops
 from forerun.arguments import shown
 from forerun.config import Kernels, SamplingParams
 from forerun.engine.bans import without_banned
+from forerun.engine.processor_state import ProcessorState
 from forerun.engine.request import LogitsProcessor, Request
 from forerun.errors import InvalidArgument
 from forerun.math.precision import working
@@ -104,7 +103,7 @@ OPTIONS = ("logit_bias", "repetition_penalty", "presence_penalty", "frequency_pe
 
 
 def _name(processor: LogitsProcessor) -> str:
-    kind = type(_own(processor)).__name__
+    kind = _kind(processor)
     return KEYWORDS.get(kind, f"logits_processor {kind}")
 
 
@@ -144,17 +143,17 @@ def _processed(processor: LogitsProcessor, history: list[int], drafted: Sequence
 
 def _called(processor: LogitsProcessor, history: list[int], scores: Tensor) -> Tensor:
     """A processor sees the row's own unpadded history, as it would in plain decoding at batch 1."""
-    before = _state(processor)
+    before = ProcessorState.of(_own(processor))
     adjusted = processor(torch.tensor([history], device=scores.device), scores.clone())
-    if _state(processor) != before:
+    if before.differs(ProcessorState.of(_own(processor))):
         raise InvalidArgument(
-            f"logits_processor {type(_own(processor)).__name__} changes its own state when called; a draft asks for "
-            "positions that may be taken back, so only processors that depend on their arguments alone can be used"
+            f"logits_processor {_kind(processor)} changes its own state when called; a draft asks for positions that "
+            "may be taken back, so only processors that depend on their arguments alone can be used"
         )
     if not _are_scores(adjusted, scores):
         raise InvalidArgument(
-            f"logits_processor {type(_own(processor)).__name__} returned {shown(adjusted)}; it must return scores of "
-            f"shape {tuple(scores.shape)}, as it was given them"
+            f"logits_processor {_kind(processor)} returned {shown(adjusted)}; it must return scores of shape "
+            f"{tuple(scores.shape)}, as it was given them"
         )
     return adjusted.to(scores)
 
@@ -164,22 +163,14 @@ def _own(processor: LogitsProcessor) -> LogitsProcessor:
     return processor.processor if isinstance(processor, AfterPads) else processor
 
 
+def _kind(processor: LogitsProcessor) -> str:
+    """The name of its class; of a function or a method its own."""
+    own = _own(processor)
+    name: str = getattr(own, "__qualname__", type(own).__name__)
+    return name
+
+
 def _are_scores(value: Any, like: Tensor) -> bool:
     if not isinstance(value, Tensor) or value.layout is not torch.strided:
         return False
     return value.shape == like.shape and value.is_floating_point() and value.device == like.device
-
-
-def _state(processor: LogitsProcessor) -> Any:
-    """The plain values a processor keeps: enough to notice counters and flags, cheap enough for every call."""
-    processor = _own(processor)
-    if isinstance(
-        processor, SequenceBiasLogitsProcessor
-    ):  # and banned words: tables made once from the vocabulary's size
-        return None
-    kept = getattr(processor, "__dict__", {})
-    return {
-        name: copy.copy(value)
-        for name, value in kept.items()
-        if isinstance(value, (int, float, str, list, dict, set, tuple))
-    }
