@@ -299,6 +299,8 @@ class SpeculativeDecoder:
         """The call as requests, and the tensor after which its sequences are shaped."""
         unwrapped(self._wrapped_target)  # an adapter may have come that acts in the wrapper: it is refused
         config, scorer = self.target.generation_config or GenerationConfig(), self.engine.target
+        if scorer.has_other_vocabulary():  # by which ids of this call are judged
+            self.engine.notice_changes()
         tokenizer = self.tokenizer
         if keywords.get("tokenizer") is not None:
             tokenizer = check_tokenizer("tokenizer", keywords["tokenizer"])

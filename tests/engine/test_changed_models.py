@@ -125,6 +125,21 @@ def said(decoder: SpeculativeDecoder, number: int = NUMBER) -> list[int]:
     return [int(token) for token in out[0, len(PROMPT) :]]
 
 
+@pytest.mark.parametrize("family", ["llama", "t5"])
+def test_ids_that_a_model_has_gained_may_be_used_at_once(family: str) -> None:
+    """In the first call behind the change, as prompts, sources, beginnings and biases."""
+    model = copy.deepcopy(tiny_model(family))
+    if family == "t5":
+        model.generation_config.decoder_start_token_id = 0
+    decoder = SpeculativeDecoder(model, PromptLookup())
+    torch.manual_seed(3)
+    model.resize_token_embeddings(120)
+    ids = torch.tensor([[5, 110, 119, 110]])
+    wanted = model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=NUMBER)
+    assert decoder.generate(ids, max_new_tokens=NUMBER).sequences.tolist() == wanted.tolist()
+    assert decoder.generate(ids, max_new_tokens=2, logit_bias={118: 1e4}).new_tokens == [[118, 118]]
+
+
 @pytest.mark.parametrize("kernels", ["on", "off"])
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
 @pytest.mark.quick(every=2)

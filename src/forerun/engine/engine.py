@@ -225,6 +225,12 @@ class Engine:
             self._waiting.append(row)
             return row.handle
 
+    def notice_changes(self) -> None:
+        """What `add` does before a first row: go on with models that were changed as they are now."""
+        with self._turnstile.calling():
+            if self._is_empty and self.run_by in (None, current_thread()):
+                self._look_again()
+
     def abort(self, handle: int) -> None:
         """End a row with what it has, which its result tells; one that has ended stays as it is. Within a step (a
         tokenizer or a processor may call this): when the step is over."""

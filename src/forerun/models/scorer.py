@@ -157,6 +157,10 @@ class Scorer:
         with between_passes(self.model):
             return not self._made_of.fits(self.model)
 
+    def has_other_vocabulary(self) -> bool:
+        """Whether the head has other ids than it had: a part of `has_changed` that costs nothing."""
+        return self.model.get_output_embeddings() is not None and families.head_size(self.model) != self.vocab_size
+
     def renew(self) -> None:
         """Go on with the model as it is now, without any row: their keys are the old model's."""
         self.reset()
