@@ -18,7 +18,7 @@ import torch
 import forerun
 from forerun import AsyncEngine, DraftModel, EarlyExit, Engine, PromptLookup, SpeculativeDecoder
 from forerun.config import SamplingParams
-from forerun.engine import FinishReason, Progress, Request, async_engine
+from forerun.engine import FinishReason, Progress, Request, engine_thread
 from forerun.engine.mailbox import Mailbox, Receiver, Waiter, wake
 from forerun.errors import EngineClosed, InvalidArgument
 from forerun.models.scorer import Scorer
@@ -135,12 +135,12 @@ def test_a_receiver_that_fails_harms_itself_alone(
     serving: AsyncEngine, at: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     broken, logged = Broken(at), list[str]()
-    monkeypatch.setattr(async_engine.log, "exception", lambda text, *names: logged.append(text % names))
+    monkeypatch.setattr(engine_thread.log, "exception", lambda text, *names: logged.append(text % names))
     serving.send(request(2), broken)
     good = serving.submit(request(1))
     assert broken.told.wait(60) and good.result(60).tokens == alone(1)
     assert serving.is_alive and logged == ["Broken failed; its request ends"]
-    assert not serving._receivers and not serving._handles
+    assert not serving._thread._receivers and not serving._thread._handles
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
@@ -156,6 +156,7 @@ def test_a_receiver_that_fails_keeps_nobody_from_hearing_of_the_end() -> None:
     engine.engine.step = step  # type: ignore[method-assign]
     with pytest.raises(EngineClosed):
         waiting.result(60)
+    engine.close()  # its thread's last words belong to this test
 
 
 def test_a_call_between_steps_may_ask_to_leave(serving: AsyncEngine) -> None:
@@ -262,6 +263,30 @@ def test_closing_decodes_what_is_under_way_or_ends_it() -> None:
         drained.submit(request(1))
 
 
+def test_one_that_is_let_go_decodes_what_it_has_and_ends_its_thread() -> None:
+    engine = make_engine()
+    serving = AsyncEngine(engine)
+    thread, stream = engine.run_by, serving.submit(request(1, tokens=60))
+    assert thread is not None
+    del serving
+    gc.collect()
+    assert stream.result(60).tokens == alone(1, 60)
+    thread.join(60)
+    assert not thread.is_alive() and engine.run_by is None
+    with AsyncEngine(engine) as again:
+        assert again.submit(request(2)).result(60).tokens == alone(2), "the engine is free for another"
+
+
+def test_an_order_to_end_at_once_stays_one() -> None:
+    serving = AsyncEngine(make_engine())
+    late = serving.submit(request(1, tokens=100_000))
+    next(late)
+    with serving._thread._arrived:  # before the thread looks
+        serving._thread.end(drain=False)
+        serving._thread.end(drain=True)
+    assert late.result(60).finish_reason is FinishReason.ABORT
+
+
 def test_a_context_that_ends_with_an_error_waits_for_nobody() -> None:
     with pytest.raises(KeyError), AsyncEngine(make_engine()) as engine:
         stream = engine.submit(request(0, tokens=400))
@@ -328,7 +353,7 @@ def test_an_abort_that_fails_ends_its_request_and_harms_nobody(
         release(number)
 
     monkeypatch.setattr(serving.engine.target, "release", fail_once)
-    with serving._arrived:  # both orders are carried out in one go
+    with serving._thread._arrived:  # both orders are carried out in one go
         first.close()
         second = serving.submit(request(1))
     assert first.result(60).finish_reason is FinishReason.ABORT
