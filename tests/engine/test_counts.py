@@ -100,3 +100,21 @@ def test_runs_one_after_the_other_add_counts_and_all_seconds() -> None:
     assert both.rounds == 5 and both.seconds == Seconds(11, 22, 33, 44, 55)
     assert both.as_dict()["capture_seconds"] == 55 and both.seconds - first.seconds == second.seconds
     assert Stats.total([first, second]).seconds == Seconds()
+
+
+@pytest.mark.parametrize("is_kept", (False, True))
+def test_keys_of_prompts_that_were_there(is_kept: bool) -> None:
+    """Three of one text: one reads it, two are given its keys up to the last token. Later a kept row's are found."""
+    engine = engine_with(None, 0, keep_rows=int(is_kept))
+    prompt = tuple(PROMPT)
+    finish(engine, *(Request(prompt=prompt, max_new_tokens=2, request_id=i) for i in range(3)))
+    assert (engine.num_prefix_queries, engine.num_prefix_hits) == (3 * len(prompt), 2 * (len(prompt) - 1))
+    finish(engine, Request(prompt=(*prompt, 1, 2), max_new_tokens=2))
+    hits = 2 * (len(prompt) - 1) + (len(prompt) if is_kept else 0)
+    assert (engine.num_prefix_queries, engine.num_prefix_hits) == (4 * len(prompt) + 2, hits)
+
+
+def test_a_warm_up_counts_no_keys() -> None:
+    engine = engine_with(None, 0)
+    engine.warm_up(2)
+    assert engine.num_prefix_queries == 0

@@ -151,6 +151,8 @@ class Engine:
         self._values: list[int] = []  # of the weights that made the kept keys
         self.admission = Admission(self._caches)
         self.num_preempted = 0  # how often a running row had to wait again because keys ran out of room
+        # Tokens of prompts that were looked for among keys which other rows had made, and those that were found there.
+        self.num_prefix_queries = self.num_prefix_hits = 0
         self._is_blocked = False  # whether the first of the waiting rows has to wait until another leaves
         self._is_plain = False  # whether the round under way goes without drafts, because there was no room for any
         self._is_crowded = False  # whether rounds under way have left no room for one of the others
@@ -275,6 +277,7 @@ class Engine:
             if self.runner is not None:
                 self._serve_nobody(prompts_up_to(longest), lengths, rows)
         self._account(Seconds())
+        self.num_prefix_queries = self.num_prefix_hits = 0
         return WarmUp(self.clock() - started, count, "" if count else remark, variants.num_compiled)
 
     def _record_all(self, rows: int, lengths: Sequence[int], longest: int, report: Report | None) -> tuple[int, str]:
@@ -858,9 +861,11 @@ class Engine:
         if self.runner is not None and not self.runner.has_pending:
             self.runner.release_table()  # entries without a row write where nobody was: the new row may be there now
         claim = self.prefixes.claim(row.request.prompt, row.request.source)
+        self.num_prefix_queries += 0 if row.round else len(row.request.prompt)
         if claim is not None:
             row.number, known = claim
             self.target.rewind([row.number], [min(known, self.target.length(row.number))])
+            self._count_hits(row, self.target.length(row.number))
             self.drafting.notify("rewind", [row.number], [known])
             self._predict(row)
             return
@@ -872,7 +877,15 @@ class Engine:
             self.target.read(row.number, row.request.source)
             self.drafting.notify("read", row.number, row.request.source)
         self._predict(row)
-        self.target.begin(row.number, row.history[:-1])
+        self._begin(row)
+
+    def _begin(self, row: Row) -> None:
+        """With the keys that are known of its text."""
+        self._count_hits(row, self.target.begin(row.number, row.history[:-1]))
+
+    def _count_hits(self, row: Row, tokens: int) -> None:
+        """Those of a row that was preempted are its own."""
+        self.num_prefix_hits += 0 if row.round else tokens
 
     def _predict(self, row: Row) -> None:
         """Also where nothing is predicted: a row number may have had another request's prediction."""
@@ -943,7 +956,7 @@ class Engine:
                 copying.append((first[text], row))
                 continue
             if room > 0 and self.target.length(row.number) == 0:  # others may have read its beginning meanwhile
-                self.target.begin(row.number, row.history[:-1])
+                self._begin(row)
             unread = row.history[self.target.length(row.number) :]
             if copies[text] == 1 and len(unread) <= min(join, room) and self._may_join(row, len(unread)):
                 join -= len(unread)
@@ -970,13 +983,16 @@ class Engine:
             self.target.remember(row.number, row.history)
         self._unjudged += [(row, logits[row.number]) for row in ending.values()]
         for source, row in copying:
+            had = self.target.length(row.number)
             if source.handle in ending and row.begins_plain and not row.round:
                 self.target.copy(source.number, row.number, len(row.history))
+                self._count_hits(row, self.target.length(row.number) - had)
                 if self.target.length(row.number) == len(row.history):
                     self._unjudged.append((row, logits[source.number]))
                     continue
             elif source.handle in ending or not source.is_reading:
                 self.target.copy(source.number, row.number, len(row.history) - 1)
+                self._count_hits(row, self.target.length(row.number) - had)
             else:
                 continue
             row.is_reading = self.target.length(row.number) < len(row.history) - 1

@@ -71,6 +71,8 @@ class State:
     is_alive: bool
     num_preempted: int = 0
     cache_usage: float | None = None  # 1 is all; None where nothing bounds it
+    num_prefix_queries: int = 0  # tokens of prompts that keys were looked for, and for how many they were there
+    num_prefix_hits: int = 0
 
 
 class Backend(ABC):
@@ -177,8 +179,10 @@ def _nothing() -> None:
 
 def state_of(engine: AsyncEngine, is_whole: bool = True) -> State:
     """Of an engine here; `is_whole` unless a process that it needs was lost."""
-    cache, usage = engine.engine.target.cache, None
+    inner = engine.engine
+    cache, usage = inner.target.cache, None
     if cache.num_tokens:
         with suppress(KeyError, RuntimeError):  # of a row that has come or left meanwhile
             usage = sum(map(cache.length, cache.rows)) / cache.num_tokens
-    return State(engine.is_alive and is_whole, engine.engine.num_preempted, usage)
+    is_alive = engine.is_alive and is_whole
+    return State(is_alive, inner.num_preempted, usage, inner.num_prefix_queries, inner.num_prefix_hits)

@@ -39,9 +39,14 @@ class EngineCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         state = self._state()
-        preempted = CounterMetricFamily("vllm:num_preemptions", "Sequences that had to wait again.", labels=LABELS)
-        preempted.add_metric(self.values, state.num_preempted)
-        yield preempted
+        for name, meaning, number in (
+            ("vllm:num_preemptions", "Sequences that had to wait again.", state.num_preempted),
+            ("vllm:prefix_cache_queries", "Tokens of prompts whose keys were looked for.", state.num_prefix_queries),
+            ("vllm:prefix_cache_hits", "Tokens of prompts whose keys were there.", state.num_prefix_hits),
+        ):
+            counter = CounterMetricFamily(name, meaning, labels=LABELS)
+            counter.add_metric(self.values, number)
+            yield counter
         if state.cache_usage is not None:
             usage = GaugeMetricFamily("vllm:kv_cache_usage_perc", "Share of the cache in use, 1 is all.", labels=LABELS)
             usage.add_metric(self.values, state.cache_usage)
