@@ -3,6 +3,7 @@
 Arguments: the server's address, chromium's path, a folder for pictures.
 """
 
+import json
 import sys
 from pathlib import Path
 
@@ -45,6 +46,7 @@ def completion_with_plain_beside_it(page: Page) -> None:
     assert shown == colours["accepted"]
     facts = page.locator(".pane dl").first.inner_text()
     assert "tokens a round" in facts and "by position" in facts
+    assert all(0 <= int(share) <= 100 for share in page.locator(".pane .bars span").all_inner_texts())
 
 
 def chat_by_keyboard(page: Page) -> None:
@@ -70,6 +72,33 @@ def escape_stops(page: Page) -> None:
     wait(page)
     page.click("#reset")
     assert page.locator(".pane").count() == 0 and page.inner_text("#turns") == ""
+
+
+def bars_grow_while_tokens_come(page: Page) -> None:
+    """Acceptance by position and tokens a round are there before the usage is."""
+    page.select_option("#mode", "completion")
+    fill(page, max_tokens="1900", prompt=PROMPT)
+    page.keyboard.press("Control+Enter")
+    expect(page.locator(".pane .bars i").first).to_be_attached(timeout=60_000)
+    facts = page.locator(".pane dl").first.inner_text()
+    assert "drafted" not in facts and "tokens a round" in facts, "nobody has told the usage yet"
+    page.keyboard.press("Escape")
+    wait(page)
+
+
+def a_new_conversation_forgets_the_answer_under_way(page: Page) -> None:
+    page.select_option("#mode", "chat")
+    fill(page, max_tokens="1900", prompt="go on")
+    page.keyboard.press("Control+Enter")
+    expect(page.locator(".pane .said span").first).to_be_attached(timeout=60_000)
+    page.click("#reset")
+    wait(page)
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.post_data or ""))
+    fill(page, max_tokens="4", prompt="hello")
+    page.keyboard.press("Control+Enter")
+    wait(page)
+    assert [len(json.loads(body)["messages"]) for body in asked if body] == [1]
 
 
 def errors_are_shown(page: Page) -> None:
@@ -102,6 +131,8 @@ with sync_playwright() as playwright:
         if name == "light":
             chat_by_keyboard(page)
             escape_stops(page)
+            bars_grow_while_tokens_come(page)
+            a_new_conversation_forgets_the_answer_under_way(page)
             errors_are_shown(page)
         assert not complaints, complaints
         page.close()
