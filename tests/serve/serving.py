@@ -20,6 +20,7 @@ from forerun.serve.app import create_app
 from forerun.serve.backend import LocalBackend
 from forerun.serve.direct import DirectMiddleware
 from forerun.serve.model import ServedModel
+from forerun.serve.patience import PatientProtocol
 from forerun.serve.service import Service
 from forerun.serve.settings import AddressSettings, ServiceSettings
 from forerun.serve.speech import SpeechService
@@ -71,6 +72,17 @@ class Server:
         return False
 
 
+def connected(server: Server, received: int | None = None) -> socket.socket:
+    """A connection, which holds so many bytes that were not read."""
+    host, port = server.url.removeprefix("http://").split(":")
+    one = socket.socket()
+    if received is not None:
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, received)
+    one.settimeout(30)
+    one.connect((host, int(port)))
+    return one
+
+
 @contextmanager
 def running(
     decoder: SpeculativeDecoder | None = None,
@@ -78,6 +90,7 @@ def running(
     tokenizer: Any = None,
     apart: bool = True,
     direct: bool = True,
+    address: AddressSettings | None = None,
     **settings: Any,
 ) -> Iterator[Server]:
     """A server of text at a port of its own, until the block ends.
@@ -93,7 +106,7 @@ def running(
         hosted(Beginning(model, limits, AddressSettings(), backend.is_split), backend)
         if apart
         else nullcontext(Service(model, backend, limits)) as service,
-        listening(service, key, decoder, direct) as server,
+        listening(service, key, decoder, direct, address) as server,
     ):
         yield server
 
@@ -122,13 +135,14 @@ def listening(
     key: str | None = None,
     decoder: SpeculativeDecoder | None = None,
     direct: bool = True,
+    address: AddressSettings | None = None,
 ) -> Iterator[Server]:
     """The same of any service."""
     decoder = service.decoder if isinstance(service, SpeechService) else decoder
-    app: Any = create_app(service, AddressSettings(api_key=key))
+    app: Any = create_app(service, address or AddressSettings(api_key=key))
     app = DirectMiddleware(app) if direct else app
     with socket.create_server(("127.0.0.1", 0)) as listening:
-        config = uvicorn.Config(app, log_level="error", access_log=False, http="h11")
+        config = uvicorn.Config(app, log_level="error", access_log=False, http=PatientProtocol)
         server = uvicorn.Server(config)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
         thread.start()

@@ -7,7 +7,6 @@ import itertools
 import json
 import os
 import signal
-import socket
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -24,7 +23,7 @@ from forerun import PromptLookup, SpeculativeDecoder
 from serve.events import events
 from serve.mixed import DECODER, answered, body_of, expected
 from serve.process import served
-from serve.serving import Server, make_decoder, running
+from serve.serving import Server, connected, make_decoder, running
 from support.folders import byte_tokenizer
 
 BAD_TOKEN = 9
@@ -91,16 +90,6 @@ def test_no_memory_in_a_round_is_survived(error: type[Exception], monkeypatch: p
     monkeypatch.setattr(decoder.engine, "_step", short_of_memory)
     with running(decoder) as server, neighbours(server):
         pass
-
-
-def connected(server: Server, received: int | None = None) -> socket.socket:
-    parts = urlsplit(server.url)
-    one = socket.socket()
-    if received is not None:
-        one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, received)
-    one.connect((parts.hostname, parts.port))
-    one.settimeout(30)
-    return one
 
 
 def head(length: int) -> bytes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import socket
+import select
 import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -16,7 +16,7 @@ from forerun.serve import app
 from forerun.serve.admission import Admission
 from forerun.serve.errors import ApiError
 from serve.events import events
-from serve.serving import KEY, Server, make_decoder, running
+from serve.serving import KEY, Server, connected, make_decoder, running
 
 BAD: tuple[tuple[dict[str, Any], str | None, str], ...] = (
     ({}, "prompt", "required"),
@@ -88,6 +88,33 @@ def test_paths_models_and_messages_that_are_not_there(server: Server) -> None:
     assert server.post("/v1/chat/completions", messages=[{"role": "wizard", "content": "x"}]).status_code == 400
 
 
+def test_errors_repeat_no_more_of_a_name_than_tells_it(server: Server) -> None:
+    """Names of fields and models are the client's: an error of their size would be sent for each."""
+    long = "x" * 100_000
+    call = {"id": long, "type": "function", "function": {"name": "f", "arguments": "no"}}
+    chat = {"messages": [{"role": "assistant", "tool_calls": [call]}]}
+    for path, body in (
+        ("/v1/completions", {"prompt": "x", long: 1}),
+        ("/v1/completions", {"prompt": "x", "speculation": {long: 1}}),
+        ("/v1/completions", {"prompt": "x", "model": long}),
+        ("/v1/completions", {"prompt": "x", "logit_bias": {long: 1}}),
+        ("/v1/completions", {"prompt": "x", "speculation": {"drafter": long}}),
+        ("/v1/chat/completions", chat),
+    ):
+        answer = server.post(path, **body)
+        assert 400 <= answer.status_code < 500 and len(answer.content) < 1000, answer.text[:2000]
+
+
+def test_an_answer_may_be_sent_back_as_clients_write_it(server: Server) -> None:
+    nothing = {"refusal": None, "audio": None, "function_call": None, "tool_calls": None, "annotations": []}
+    turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b", **nothing}]
+    asked = {"messages": [*turns, {"role": "user", "content": "c"}], "max_tokens": 2}
+    assert server.post("/v1/chat/completions", **asked).status_code == 200
+    turns[1]["annotations"] = [{"type": "url_citation"}]
+    refused = server.post("/v1/chat/completions", **asked)
+    assert refused.status_code == 400 and refused.json()["error"]["param"] == "messages.1.annotations"
+
+
 def test_bodies_that_are_too_large(server: Server) -> None:
     large = b" " * (9 * 2**20)
     whole = server.client.post("/v1/completions", content=large)
@@ -98,8 +125,7 @@ def test_bodies_that_are_too_large(server: Server) -> None:
 
 def raw(server: Server, sent: bytes) -> bytes:
     """What comes back for these bytes."""
-    host, port = server.url.removeprefix("http://").split(":")
-    with socket.create_connection((host, int(port)), timeout=20) as connection:
+    with connected(server) as connection:
         connection.sendall(sent)
         return connection.recv(2000)
 
@@ -115,6 +141,17 @@ def test_a_body_that_does_not_come_is_not_waited_for(server: Server, monkeypatch
     monkeypatch.setattr(app, "BODY_SECONDS", 0.2)
     head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 99\r\n\r\n"
     assert b" 408 " in raw(server, head + b'{"prompt":')
+
+
+def test_a_body_that_trickles_is_not_waited_for_longer_than_a_request() -> None:
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 99\r\n\r\n"
+    with running(timeout=0.5) as server, connected(server) as slow:
+        slow.sendall(head)
+        started = time.monotonic()
+        while not select.select([slow], [], [], 0.05)[0]:
+            assert time.monotonic() - started < 20
+            slow.sendall(b" ")
+        assert b" 408 " in slow.recv(2000)
 
 
 ELSEWHERE = (
@@ -273,6 +310,14 @@ def test_metrics_add_up() -> None:
     )
     assert counts["vllm:time_to_first_token_seconds_count"] == counts["vllm:e2e_request_latency_seconds_count"] == 3
     assert counts["vllm:num_requests_running"] == counts["vllm:num_requests_waiting"] == 0
+
+
+def test_metrics_tell_of_keys_that_were_there() -> None:
+    with running(make_decoder(keep_rows=1)) as server:
+        for prompt in ("the sea the sea", "the sea the sea, and"):
+            server.complete(prompt, max_tokens=1, temperature=0)
+        counts = metrics_of(server)
+    assert counts["vllm:prefix_cache_queries_total"] == 15 + 20 and counts["vllm:prefix_cache_hits_total"] == 15
 
 
 def metrics_of(server: Server) -> dict[str, float]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import logging
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -24,6 +25,7 @@ from forerun.engine import Request as EngineRequest
 from forerun.serve.call import Call
 from forerun.serve.call_formats import Tools
 from forerun.serve.errors import ApiError, from_validation
+from forerun.serve.foreign_pages import ForeignPageMiddleware
 from forerun.serve.formats import ChatFormat, CompletionFormat
 from forerun.serve.grammar import wants_grammar
 from forerun.serve.model import ServedModel
@@ -64,9 +66,12 @@ def create_app(service: Service | SpeechService, address: AddressSettings) -> Fa
     app.add_exception_handler(ApiError, _refused)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(Exception, _failed)
-    app.add_middleware(BodyLimitMiddleware, most=service.settings.max_body_bytes)
+    settings = service.settings
+    app.add_middleware(BodyLimitMiddleware, most=settings.max_body_bytes, seconds=settings.timeout)
     if address.api_key:
         app.add_middleware(ApiKeyMiddleware, key=address.api_key)
+    elif not address.allow_anyone:
+        app.add_middleware(ForeignPageMiddleware, allowed=address.cors_origin)
     if address.cors_origin:
         app.add_middleware(CORSMiddleware, allow_origins=address.cors_origin, allow_methods=["*"], allow_headers=["*"])
     if isinstance(service, SpeechService):
@@ -208,29 +213,29 @@ class ApiKeyMiddleware:
 
 
 class BodyLimitMiddleware:
-    """Refuses bodies that are too large, by their announced size, else as soon as too much has come; and those of which
-    nothing more comes."""
+    """Refuses bodies that are too large, by their announced size, else as soon as too much has come; those of which
+    nothing more comes; and those that take longer than requests may."""
 
-    def __init__(self, app: ASGIApp, most: int) -> None:
-        self.app, self.most = RequestBodyLimitMiddleware(app, max_body_size=most), most
+    def __init__(self, app: ASGIApp, most: int, seconds: float) -> None:
+        self.app, self.most, self.seconds = RequestBodyLimitMiddleware(app, max_body_size=most), most, seconds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         size = Headers(scope=scope).get("content-length", "0") if scope["type"] == "http" else "0"
         if not size.isdigit() or int(size) <= self.most:
-            await self.app(scope, _patient(receive), send)
+            await self.app(scope, _patient(receive, self.seconds), send)
             return
         error = ApiError(413, f"the body is larger than {self.most} bytes", code="body_too_large")
         await JSONResponse(error.body, error.status)(scope, receive, send)
 
 
-def _patient(receive: Receive) -> Receive:
-    """The same, but a client that stops in the middle of a body is answered with 408."""
-    is_whole = False
+def _patient(receive: Receive, seconds: float) -> Receive:
+    """The same, but a client that stops in the middle of a body, or takes `seconds` for it, is answered with 408."""
+    is_whole, end = False, time.monotonic() + seconds
 
     async def receive_in_time() -> Message:
         nonlocal is_whole
         try:
-            async with asyncio.timeout(None if is_whole else BODY_SECONDS):
+            async with asyncio.timeout(None if is_whole else min(BODY_SECONDS, end - time.monotonic())):
                 message = await receive()
         except TimeoutError as error:
             raise HTTPException(408, "the rest of the body has not come") from error

@@ -17,6 +17,7 @@ KINDS = {
 }
 SERVER_ERROR = "server_error"
 RETRY_AFTER = 1  # seconds, where nothing says how long it will take
+MOST_REPEATED = 64  # characters of a name that a client gave: it may have given megabytes
 NOT_OFFERED = {
     "suffix": "models here only continue a text",
     "functions": "use tools",
@@ -79,8 +80,14 @@ def told(error: Exception) -> ApiError:
 
 def check_name(asked: str | None, name: str) -> None:
     """There is one model: a client that asks for another is told."""
-    if asked not in (None, name):
-        raise ApiError(404, f"there is no model {asked!r} here, only {name!r}", param="model", code="model_not_found")
+    if asked is not None and asked != name:
+        message = f"there is no model {shortened(asked)!r} here, only {name!r}"
+        raise ApiError(404, message, param="model", code="model_not_found")
+
+
+def shortened(text: str) -> str:
+    """A name that a client gave, as it is repeated to the client."""
+    return text if len(text) <= MOST_REPEATED else f"{text[:MOST_REPEATED]}..."
 
 
 def refused(param: str, reason: str, code: str | None = None) -> ApiError:
@@ -109,7 +116,7 @@ def from_validation(errors: Sequence[Any]) -> ApiError:
 
 def _names(error: Any) -> list[str]:
     """Where in a body. Of a union pydantic names the member that failed, too: those are not parts of the body."""
-    return [str(part) for part in error["loc"] if part != "body" and not _is_kind(str(part))]
+    return [shortened(str(part)) for part in error["loc"] if part != "body" and not _is_kind(str(part))]
 
 
 def _is_kind(part: str) -> bool:

@@ -14,6 +14,7 @@ from forerun.files import allow_many_open_files
 from forerun.serve.app import create_app
 from forerun.serve.backend import SWITCH_SECONDS
 from forerun.serve.direct import DirectMiddleware
+from forerun.serve.patience import PatientProtocol
 from forerun.serve.service import Service
 from forerun.serve.settings import AddressSettings
 from forerun.serve.speech import SpeechService
@@ -83,7 +84,8 @@ def make_server(
         ssl_certfile=address.ssl_certfile,
         timeout_graceful_shutdown=max(1, round(service.settings.drain_seconds)),
         server_header=False,
-        http="h11",  # which bounds headers; faster parsers may be installed that do not
+        http=PatientProtocol,  # of h11, which bounds headers; faster parsers may be installed that do not
+        ws="none",
     )
     if address.log_level == "info":  # which server process started where is `on_ready`'s to say
         logging.getLogger("uvicorn.error").setLevel(logging.WARNING)

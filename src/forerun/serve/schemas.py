@@ -209,7 +209,11 @@ class Message(Body):
         None, description="Of an assistant."
     )
     tool_call_id: str | None = Field(None, description="Of a tool: whose call it answers.")
+    # What OpenAI's clients write of an answer when they send it back, where there is nothing in it.
     refusal: None = None
+    audio: None = None
+    function_call: None = None
+    annotations: Annotated[list[Any], Field(max_length=0)] | None = None
 
     @model_validator(mode="after")
     def _fits_the_role(self) -> Message:

@@ -11,7 +11,7 @@ from forerun.config import SamplingParams
 from forerun.engine import Request
 from forerun.errors import ForerunError
 from forerun.serve.call_formats import Tools, asked_tools
-from forerun.serve.errors import ApiError, refused
+from forerun.serve.errors import ApiError, refused, shortened
 from forerun.serve.grammar import Grammar, asked_grammar
 from forerun.serve.model import ServedModel
 from forerun.serve.schemas import ChatBody, CompletionBody, EarlierCall, Generation, Message, TextPart, Tool
@@ -162,7 +162,8 @@ def _call(call: EarlierCall) -> dict[str, Any]:
     except (ValueError, RecursionError):
         arguments = None
     if not isinstance(arguments, dict):
-        raise refused("messages", f"the arguments of the call {call.id!r} must be a JSON object, written as text")
+        reason = f"the arguments of the call {shortened(call.id)!r} must be a JSON object, written as text"
+        raise refused("messages", reason)
     return {"id": call.id, "type": call.type, "function": {"name": call.function.name, "arguments": arguments}}
 
 
