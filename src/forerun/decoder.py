@@ -26,6 +26,7 @@ from forerun.inside_generate import decoder_inputs, listening, read_call
 from forerun.keywords import GenerateCall, GenerateKeywords, check_tokenizer, parse_generate_kwargs
 from forerun.math.attention import Form
 from forerun.models.adapters import unwrapped
+from forerun.models.autocast import refuse_autocast
 from forerun.models.cache_size import describe as describe_cache
 from forerun.models.evaluation import Evaluation
 from forerun.models.families import check_model
@@ -91,6 +92,7 @@ class SpeculativeDecoder:
         check_model("target", target)
         self._wrapped_target = target
         target = self.target = unwrapped(target)
+        refuse_autocast(target, target.device)
         self.tokenizer = None if tokenizer is None else check_tokenizer("tokenizer", tokenizer)
         self.policy, self._policy = as_policy(policy), policy
         use = None if kernels is None else choice("kernels", kernels, Kernels)

@@ -50,6 +50,7 @@ from forerun.engine.stops import StopRule
 from forerun.engine.turnstile import Turnstile
 from forerun.errors import InvalidArgument
 from forerun.kernels.variants import watched_variants
+from forerun.models.autocast import refuse_autocast
 from forerun.models.evaluation import Evaluation
 from forerun.models.fingerprint import checksum
 from forerun.models.scorer import Scorer
@@ -220,6 +221,7 @@ class Engine:
     def add(self, request: Request) -> int:
         """Queue a request; it joins the batch at the next step. Returns its handle for `abort`, which no other has."""
         self.check_caller()
+        refuse_autocast(self.target.model, self.target.device)
         with self._turnstile.calling():
             if self._is_empty:
                 self._look_again()
@@ -397,6 +399,7 @@ class Engine:
         Rows that need the host beside rows whose rounds the device runs by itself may have to wait for a later step.
         """
         self.check_caller()
+        refuse_autocast(self.target.model, self.target.device)
         with self._turnstile.stepping():
             return self._step()
 
