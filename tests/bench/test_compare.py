@@ -10,8 +10,6 @@ import pytest
 from click.testing import CliRunner, Result
 
 import forerun.loading
-from forerun.bench import __main__ as plain_main
-from forerun.bench import compare
 from forerun.bench.compare import run
 from forerun.bench.methods import BASELINE, METHODS, Bench, check_methods, default_methods, same_law
 from forerun.bench.prompts import built_in
@@ -20,9 +18,7 @@ from forerun.bench.settings import CompareSettings
 from forerun.cli.main import INTERRUPTED, cli
 from forerun.errors import InvalidArgument
 from forerun.measure.record import Record, load
-from forerun.measure.show import main
 from support.bench import FakeMethod, Notebook, WordTokenizer, measurement, results_of
-from support.imports import asked_for_by_forerun
 from support.tiny import draft_of, plain_greedy, tiny_model
 
 DIARY = list[tuple[str, int]]
@@ -48,7 +44,7 @@ def fake_run(bench: Bench, methods: list[FakeMethod], output: Path, **more: Any)
     chosen: dict[str, Any] = {"batch_sizes": (1, 2), "categories": ("qa", "rag"), "prompts_per_category": 1}
     settings = CompareSettings(methods=tuple(m.name for m in methods), max_new_tokens=5, **chosen | more)
     notebook = Notebook()
-    return run(settings, bench, built_in(), output, notebook, ["forerun", "bench"], methods), notebook
+    return run(settings, bench, built_in(), output, notebook, methods), notebook
 
 
 def test_methods_take_turns_on_every_group(bench: Bench, output: Path) -> None:
@@ -72,7 +68,7 @@ def test_an_output_that_fills_the_context_is_refused(bench: Bench, output: Path)
     settings = CompareSettings(methods=("a",), batch_sizes=(1,), max_new_tokens=context)
     diary: DIARY = []
     with pytest.raises(InvalidArgument, match=rf"--max-new-tokens {context}: the target's context ends at {context}"):
-        run(settings, bench, built_in(), output, Notebook(), ["forerun", "bench"], [FakeMethod("a", diary)])
+        run(settings, bench, built_in(), output, Notebook(), [FakeMethod("a", diary)])
     assert not diary
 
 
@@ -247,19 +243,3 @@ def test_show_draws_where_matplotlib_is(tmp_path: Path) -> None:
     make_record(results, complete=True).save(tmp_path / "r.json")
     result = bench_command("show", str(tmp_path / "r.json"), "--plot", str(tmp_path / "p.svg"))
     assert result.exit_code == 0 and (tmp_path / "p.svg").exists()
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("tiny_loader")
-def test_python_dash_m(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(compare.QUICK, "max_new_tokens", 8)
-    assert main(lambda: plain_main.command(["--quick", "--output", str(tmp_path / "r.json")])) == 0
-    shown = capsys.readouterr()
-    assert "geometric mean" in shown.out and "own 48 prompts" in shown.err
-    assert load(tmp_path / "r.json").provenance.command.startswith("python -m forerun.bench --quick")
-
-
-@pytest.mark.slow
-def test_python_dash_m_needs_neither_click_nor_rich() -> None:
-    asked = asked_for_by_forerun("import forerun.bench.__main__")
-    assert {"forerun", "argparse"} <= asked and not {"click", "rich", "matplotlib"} & asked

@@ -229,7 +229,7 @@ class TestRun:
     @pytest.mark.slow
     def test_on_the_cpu(self, tmp_path: Path) -> None:
         path = tmp_path / "decode.json"
-        record = run.run(small(), path, Silent(), ["forerun", "bench", "decode"])
+        record = run.run(small(), path, Silent())
         assert record.complete and record == load(path) and not any("Note" in line for line in record.remarks)
         results = results_of(record)
         assert (results.batches, results.methods) == ([1, 3], list(METHODS))
@@ -252,12 +252,12 @@ class TestRun:
             raise torch.OutOfMemoryError("no memory\nfor this")
 
         monkeypatch.setattr(run, "measure_alpha", broken)
-        record = run.run(small(batches=(1,)), tmp_path / "d.json", Silent(), [])
+        record = run.run(small(batches=(1,)), tmp_path / "d.json", Silent())
         assert "Note: alpha failed (OutOfMemoryError: no memory)." in record.remarks
         assert record.details["peers"] and record.complete
 
     def test_what_would_be_late_is_left_out(self, tmp_path: Path) -> None:
-        record = run.run(small(most_seconds=-1.0, batches=(1,)), tmp_path / "d.json", Silent(), [])
+        record = run.run(small(most_seconds=-1.0, batches=(1,)), tmp_path / "d.json", Silent())
         assert not record.complete and not record.rows and not (tmp_path / "d.json").exists()
         assert "Note: what the hardware allows was left out: the time was over." in record.remarks
 
@@ -302,7 +302,7 @@ class TestAsking:
 def test_on_a_gpu(tmp_path: Path) -> None:
     asked = DecodeOptions(model=SMALL, quick=True, batch_sizes=(1,), prompt_length=16, max_new_tokens=40)
     settings = replace(choose_settings(asked), memory_lengths=(2,), alpha_tokens=64)
-    record = run.run(settings, tmp_path / "decode.json", Silent(), [])
+    record = run.run(settings, tmp_path / "decode.json", Silent())
     assert record.complete and not any("Note" in line for line in record.remarks)
     results = results_of(record)
     assert results.memory and {each.method for each in results.device_times} == set(run.WATCHED)

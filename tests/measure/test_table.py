@@ -50,11 +50,6 @@ def test_rich_draws_on_a_terminal_alone(is_terminal: bool) -> None:
     assert ("\x1b[" in out.getvalue()) == is_terminal and "81%" in out.getvalue()
 
 
-def test_without_rich(capsys: pytest.CaptureFixture[str]) -> None:
-    print_tables([WIDE, WIDE])
-    assert capsys.readouterr().out.count("Speeds") == 2
-
-
 def test_an_empty_column_has_no_width() -> None:
     assert Table("T", ("", "x"), (("", "1"),)).text().splitlines() == ["T", "  x", "  -", "  1"]
     assert Table("T", ("", "x"), ()).text(width=1).splitlines() == ["T", "  x", "  -"]

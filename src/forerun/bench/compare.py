@@ -104,7 +104,7 @@ def _gguf_file(model: str) -> Path | None:
     return resolve(model).blocks
 
 
-def load_and_run(asked: Comparison, output: Path, reporter: Reporter, command: Sequence[str], **where: Any) -> Record:
+def load_and_run(asked: Comparison, output: Path, reporter: Reporter, **where: Any) -> Record:
     """Load, measure, store. `where` goes to `load_model`: device, dtype."""
     from forerun.loading import load_model
 
@@ -134,7 +134,7 @@ def load_and_run(asked: Comparison, output: Path, reporter: Reporter, command: S
                 loading["dtype"] = "float32"  # of a file with blocks of its own
             rounded = replace(bench, target=load_model(**loading)[0], loading=loading)
             methods += rounded_methods(rounded, scheme)
-        return run(settings, bench, asked.questions, output, reporter, command, methods)
+        return run(settings, bench, asked.questions, output, reporter, methods)
 
 
 def _peer_methods(asked: Comparison, peer: Peer, bench: Bench) -> AbstractContextManager[list[Method]]:
@@ -158,14 +158,13 @@ def run(
     questions: Questions,
     output: Path,
     reporter: Reporter,
-    command: Sequence[str],
     methods: Sequence[Method] | None = None,
 ) -> Record:
     """Measure, and store after every call. After Ctrl-C the record says that it is incomplete."""
     with same_law(bench.target, bench.draft):
         methods = methods or [METHODS[name](bench) for name in settings.methods]
         results = Results(
-            provenance(bench.target.device, command),
+            provenance(bench.target.device),
             asdict(settings) | {"prompts": questions.source, "end_token": "ignored"},
             titles={method.name: method.title for method in methods},
             refusals=tuple(

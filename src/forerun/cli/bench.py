@@ -5,7 +5,6 @@ Alone it compares methods to decode. Another measurement is a command in a file 
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -94,11 +93,10 @@ def bench(ctx: click.Context, /, picture: Path | None, output: Path | None, **op
 
     where = {name: options.pop(name) for name in place_of(options)}
     asked = check(**options | {"model": options["model"] or "embedded"})
-    command = ["forerun", *sys.argv[1:]]
     ctx.exit(
         measure(
             "bench", output, picture,
-            lambda path, reporter: load_and_run(asked, path, reporter, command, **where),
+            lambda path, reporter: load_and_run(asked, path, reporter, **where),
         )
     )  # fmt: skip
 

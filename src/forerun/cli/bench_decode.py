@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +42,6 @@ def decode(output: Path | None, picture: Path | None, **options: Any) -> None:  
     from forerun.bench.decode.settings import choose_settings
     from forerun.measure.show import measure
 
-    settings, command = choose_settings(settings_from(DecodeOptions, options)), ["forerun", *sys.argv[1:]]
-    status = measure("decode", output, picture, lambda path, reporter: run(settings, path, reporter, command))
+    settings = choose_settings(settings_from(DecodeOptions, options))
+    status = measure("decode", output, picture, lambda path, reporter: run(settings, path, reporter))
     click.get_current_context().exit(status)

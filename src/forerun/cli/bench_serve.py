@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -71,11 +70,11 @@ def serve(
 
     if len(target) > 1 and is_address(target[0]):
         raise InvalidArgument(f"{' '.join(target[1:])!r} follows the address: options come before it, and nothing else")
-    settings, command = settings_from(ServeSettings, options), ["forerun", *sys.argv[1:]]
+    settings = settings_from(ServeSettings, options)
     key = api_key or key_of_environment()
 
     def run_it(path: Path, reporter: Reporter) -> Record:
-        return run(settings, target, path, reporter, model=model, api_key=key, data=data, command=command)
+        return run(settings, target, path, reporter, model=model, api_key=key, data=data)
 
     status = measure("serve", output, picture, run_it)
     click.get_current_context().exit(status)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -176,9 +175,8 @@ def _evaluate(
     loaded = load(options, console, encoder_decoder=True)
     methods = both(loaded.model, loaded.drafter, tokenizer=loaded.tokenizer, **loaded.settings)
     with Bar(console) as bar:
-        command = ["forerun", *sys.argv[1:]]
         pair = pair_identity(options, loaded.model.device)
-        return evaluate(methods, tasks, missing, settings, path, bar, command, loaded.tokenizer, pair), path
+        return evaluate(methods, tasks, missing, settings, path, bar, loaded.tokenizer, pair), path
 
 
 def list_tasks(folder: Path | None) -> None:

@@ -59,7 +59,6 @@ def evaluate(
     settings: EvalSettings,
     output: Path,
     reporter: Reporter,
-    command: Sequence[str],
     tokenizer: Any,
     pair: Mapping[str, Any],
 ) -> Record:
@@ -70,7 +69,7 @@ def evaluate(
     target = methods[0].decoder.target
     scorer = methods[0].decoder.engine.target
     journal = Journal(journal_path(output), {**settings.identity, **pair})
-    origin = provenance(target.device, command)
+    origin = provenance(target.device)
     notes = sandbox_notes([data.task for data in tasks])
     notes += [lossy for method in methods if (lossy := method.decoder.engine.lossy) is not None]
     if journal.resumed:

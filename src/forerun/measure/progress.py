@@ -1,8 +1,7 @@
-"""How far something long has come: one interface, shown by a bar, by lines, or not at all."""
+"""How far something long has come: one interface, shown by a bar, or not at all."""
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 if TYPE_CHECKING:
@@ -36,19 +35,6 @@ class Silent:
 
     def say(self, line: str) -> None:
         """Not shown."""
-
-
-class Lines:
-    """One line a step on standard error, where rich is not installed."""
-
-    def start(self, what: str, total: float | None = None) -> None:
-        self.say(what)
-
-    def advance(self, amount: float = 1) -> None:
-        """The next step prints its own line."""
-
-    def say(self, line: str) -> None:
-        print(line, file=sys.stderr, flush=True)
 
 
 class Bar:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from forerun.errors import ForerunError, InvalidArgument
 from forerun.files import check_output
 from forerun.measure.plot import check_plot, draw
-from forerun.measure.progress import Bar, Lines, Reporter
+from forerun.measure.progress import Bar, Reporter
 from forerun.measure.record import Record, default_path
 from forerun.measure.table import print_tables
 
@@ -30,13 +30,8 @@ def measure(name: str, output: Path | None, picture: Path | None, run: Callable[
         check_plot(picture)
     output = output or default_path(name)
     check_output(output)
-    err = _console(stderr=True)
-    if err is None:
-        reporter: Reporter = Lines()
+    with Bar(_console(stderr=True)) as reporter:
         record = run(output, reporter)
-    else:
-        with Bar(err) as reporter:
-            record = run(output, reporter)
     if not record.tables:
         reporter.say("\n".join(["Stopped before anything was measured.", *record.remarks]))
     else:
@@ -76,10 +71,7 @@ def show(record: Record, picture: Path | None = None) -> None:
     print_tables(record.tables, console)
     for lines, style in ((record.remarks, "dim"), (record.headline, "bold")):
         for line in lines:
-            if console is None:
-                sys.stdout.write(line + "\n")
-            else:
-                console.print(line, style=style, markup=False, highlight=False, soft_wrap=not console.is_terminal)
+            console.print(line, style=style, markup=False, highlight=False, soft_wrap=not console.is_terminal)
 
 
 def show_as(record: Record, form: str) -> None:
@@ -99,10 +91,7 @@ def _draw_picture(record: Record, picture: Path) -> None:
     draw(record.figure, picture)
 
 
-def _console(stderr: bool = False) -> Console | None:
-    """None where rich is not installed."""
-    try:
-        from rich.console import Console
-    except ImportError:
-        return None
+def _console(stderr: bool = False) -> Console:
+    from rich.console import Console
+
     return Console(stderr=stderr, highlight=False)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import sys
 import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -99,13 +97,11 @@ class Table:
         return "\n".join([f"**{self.title}**", "", *lines])
 
 
-def print_tables(tables: Iterable[Table], console: Console | None = None) -> None:
-    """On a terminal drawn by rich; as plain text where the output is piped or rich is missing."""
-    width = console.width if console is not None else shutil.get_terminal_size().columns
+def print_tables(tables: Iterable[Table], console: Console) -> None:
+    """On a terminal drawn by rich; as plain text where the output is piped."""
+    width = console.width
     for table in tables:
-        if console is None:
-            sys.stdout.write(table.text(width) + "\n\n")
-        elif not console.is_terminal:
+        if not console.is_terminal:
             console.print(table.text(width), end="\n\n", markup=False, highlight=False, soft_wrap=True)
         else:
             for block in table.fitted(width - DRAWN_FRAME, DRAWN_GAP):

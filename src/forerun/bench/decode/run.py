@@ -38,9 +38,9 @@ PEERS = ("generate", "assisted")
 PEER_WARM_UP = 3  # tokens
 
 
-def run(settings: DecodeSettings, output: Path, reporter: Reporter, command: Sequence[str]) -> Record:
+def run(settings: DecodeSettings, output: Path, reporter: Reporter) -> Record:
     """The most important parts come first; a part that fails is left out and named, and the others go on."""
-    origin = provenance(settings.device, command)
+    origin = provenance(settings.device)
     reporter.start(f"building {settings.model}")
     bench = DecodeBench(settings, origin, reporter)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict
@@ -44,13 +45,12 @@ def run(
     model: str | None = None,
     api_key: str | None = None,
     data: Path | None = None,
-    command: Sequence[str] = (),
 ) -> Record:
     """`target` is the address of a server, or what `forerun serve` is to be given for one of our own."""
     allow_many_open_files()
     questions = find_questions(data)
     is_url = bool(target) and is_address(target[0])
-    origin = provenance("cpu", public_command(command))
+    origin = provenance("cpu", public_command(["forerun", *sys.argv[1:]]))
     if not is_url:
         reporter.start("starting forerun serve")
     with nullcontext(target[0]) if is_url else served(target, partial(_say_starting, reporter)) as url:
