@@ -1,9 +1,11 @@
-"""Drafting one token after the other, for all rows that still want one."""
+"""Drafters that say what may follow several guesses at once, and the chains that are drawn with them."""
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -11,17 +13,96 @@ from torch import Tensor
 
 from forerun import ops
 from forerun.arguments import number
-from forerun.drafters.base import empty_draft
+from forerun.drafters.base import Drafter, empty_draft
 from forerun.math.laws import LogitLaw, PointMass, ReducedLaw
 from forerun.math.precision import working
 from forerun.models.scorer import Scorer
 from forerun.types import Adjuster, Draft, DraftContext, Law
 
-# (batch entries that want a token, the tokens they have just been given) -> logits [M, V] of their next ones. The
-# second is None at first; later the entries are always some of those of the call before.
-Step = Callable[[list[int], list[int] | None], Tensor]
-SHORT = 32  # unseen text of at most so many tokens is taken in by the pass that answers
+if TYPE_CHECKING:
+    from forerun.drafters.device import DeviceLevels
+
 ScoreLast = Callable[[Sequence[int], Sequence[Sequence[int]]], Tensor]  # as `Scorer.score_last`
+
+
+class Steps(Protocol):
+    """One draft under way. Rows are entries of the batch; each has a tree of guesses that were looked behind.
+
+    `close` drops whatever was built on guesses.
+    """
+
+    context: DraftContext  # as asked, but with no more room than there is
+    ids: Tensor | None  # [Vd] ascending: the tokens the logits are of; None for the target's vocabulary
+
+    def roots(self, rows: Sequence[int]) -> Tensor:
+        """Logits [len(rows), V] after each row's history."""
+        ...
+
+    def behind(self, rows: Sequence[int], tokens: Sequence[Sequence[int]], parents: Sequence[Sequence[int]]) -> Tensor:
+        """Logits [N, V] behind more guesses, row by row.
+
+        `parents[i]` counts the guesses that row `rows[i]` was asked about before, in order; -1 is its history.
+        """
+        ...
+
+    def close(self) -> None: ...
+
+
+class BranchingDrafter(Drafter):
+    """A drafter that can be asked about several guesses at once: chains are drawn and a `Tree` is grown with it."""
+
+    stop_below: float | None = None
+    """End a row's draft after a token that the draft gave less than this probability."""
+
+    @abstractmethod
+    def steps(self, context: DraftContext) -> Steps:
+        """Begin a draft."""
+
+    def propose(self, context: DraftContext) -> Draft:
+        steps = self.steps(context)
+        try:
+            return grow_chain(steps, self.stop_below)
+        finally:
+            steps.close()
+
+    def device_levels(self) -> DeviceLevels | None:
+        """Its trees inside rounds that a GPU runs by itself; None: on the host alone."""
+        return None
+
+
+class ModelSteps:
+    """With a causal model; `unseen[b]` is the text it has not taken in, and `close` is called at the end.
+
+    `score_last` replaces the scorer's own for a chain, where an engine has recorded it.
+    """
+
+    def __init__(
+        self,
+        scorer: Scorer,
+        context: DraftContext,
+        unseen: Sequence[Sequence[int]],
+        ids: Tensor | None,
+        close: Callable[[], None],
+        score_last: ScoreLast | None = None,
+    ) -> None:
+        self.scorer, self.context, self.ids, self.close = scorer, context, ids, close
+        self.unseen, self.score_last = unseen, score_last
+        self._parents: list[list[int]] = [[] for _ in context.rows]
+
+    def roots(self, rows: Sequence[int]) -> Tensor:
+        score = self.score_last or self.scorer.score_last
+        return self._fitted(score([self.context.rows[b] for b in rows], [self.unseen[b] for b in rows]))
+
+    def behind(self, rows: Sequence[int], tokens: Sequence[Sequence[int]], parents: Sequence[Sequence[int]]) -> Tensor:
+        numbers = [self.context.rows[b] for b in rows]
+        if self.score_last is not None:
+            return self._fitted(self.score_last(numbers, tokens))
+        for b, more in zip(rows, parents, strict=True):
+            self._parents[b] += more
+        return self._fitted(self.scorer.score(numbers, tokens, trees=[self._parents[b] for b in rows]))
+
+    def _fitted(self, logits: Tensor) -> Tensor:
+        return fitted(logits, self.context.vocab_size) if self.ids is None else logits
 
 
 @dataclass(slots=True)
@@ -60,73 +141,20 @@ class _Growing:
         return law if ids is None else ReducedLaw(law, ids, context.vocab_size)
 
 
-def draft_with(
-    scorer: Scorer,
-    context: DraftContext,
-    blocks: Sequence[Sequence[int]],
-    stop_below: float | None = None,
-    ids: Tensor | None = None,
-    score_last: ScoreLast | None = None,
-) -> Draft:
-    """`grow` a draft with a causal model; `blocks[b]` are the tokens the scorer has not seen yet.
+def grow_chain(steps: Steps, stop_below: float | None = None) -> Draft:
+    """Sample up to `max_lengths` tokens a row, one after the other, for all rows that still want one.
 
-    `score_last` replaces the scorer's own, where an engine has recorded it.
-    """
-    score = score_last or scorer.score_last
-
-    def step(wanting: list[int], drawn: list[int] | None) -> Tensor:
-        new = [list(blocks[b]) for b in wanting] if drawn is None else [[token] for token in drawn]
-        logits = score([context.rows[b] for b in wanting], new)
-        return fitted(logits, context.vocab_size) if ids is None else logits
-
-    return grow(context, step, stop_below, ids)
-
-
-class ModelSteps:
-    """With a causal model; `unseen[b]` is the text it has not taken in, and `close` is called at the end."""
-
-    def __init__(
-        self,
-        scorer: Scorer,
-        context: DraftContext,
-        unseen: Sequence[Sequence[int]],
-        ids: Tensor | None,
-        close: Callable[[], None],
-    ) -> None:
-        self.scorer, self.context, self.ids, self.close = scorer, context, ids, close
-        self.unseen = unseen
-        self._parents: list[list[int]] = [[] for _ in context.rows]
-
-    def roots(self, rows: Sequence[int]) -> Tensor:
-        numbers, blocks = [self.context.rows[b] for b in rows], [self.unseen[b] for b in rows]
-        self.scorer.feed(numbers, [block[:-1] if len(block) > SHORT else () for block in blocks])
-        ends = [block[-1:] if len(block) > SHORT else block for block in blocks]
-        return self._fitted(self.scorer.score_last(numbers, ends))
-
-    def behind(self, rows: Sequence[int], tokens: Sequence[Sequence[int]], parents: Sequence[Sequence[int]]) -> Tensor:
-        for b, more in zip(rows, parents, strict=True):
-            self._parents[b] += more
-        numbers, trees = [self.context.rows[b] for b in rows], [self._parents[b] for b in rows]
-        return self._fitted(self.scorer.score(numbers, tokens, trees=trees))
-
-    def _fitted(self, logits: Tensor) -> Tensor:
-        return fitted(logits, self.context.vocab_size) if self.ids is None else logits
-
-
-def grow(context: DraftContext, step: Step, stop_below: float | None = None, ids: Tensor | None = None) -> Draft:
-    """Sample up to `max_lengths` tokens a row from the logits that `step` gives.
-
-    With `ids` ([Vd] ascending) the logits are of those tokens only, and the draft can say no others.
     `stop_below` ends a row's draft after a token the draft itself gave less than that probability. The token is kept: a
     rule that looked at a token and then dropped it would bend the law.
     """
+    context, ids = steps.context, steps.ids
     if not any(context.max_lengths):
         return empty_draft(len(context.rows), context.vocab_size, context.device)
     growing = _Growing([[] for _ in context.rows], [[] for _ in context.rows])
     wanting = [b for b, room in enumerate(context.max_lengths) if room > 0]
-    drawn: list[int] | None = None
+    logits = steps.roots(wanting)
     for position in range(max(context.max_lengths)):
-        logits = _adjusted(step(wanting, drawn), context, wanting, growing, ids)
+        logits = _adjusted(logits, context, wanting, growing, ids)
         members = torch.tensor(wanting, device=context.device)
         places, sure, kept = _draw(logits, context, members, position, stop_below)
         tokens: list[int] = (places if ids is None else ids[places]).tolist()
@@ -139,7 +167,8 @@ def grow(context: DraftContext, step: Step, stop_below: float | None = None, ids
         ]
         if not left:
             break
-        wanting, drawn = [b for b, _ in left], [token for _, token in left]
+        wanting = [b for b, _ in left]
+        logits = steps.behind(wanting, [[token] for _, token in left], [[position - 1]] * len(left))
     return growing.finish(context, ids)
 
 

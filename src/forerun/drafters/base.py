@@ -5,10 +5,10 @@ from __future__ import annotations
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from forerun.arguments import methods
 from forerun.math.laws import PointMass
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from forerun.cache.base import KeyValueCache
-    from forerun.drafters.device import DeviceDrafter, DeviceLevels
+    from forerun.drafters.device import DeviceDrafter
     from forerun.models.scorer import Scorer
 
 
@@ -124,44 +124,6 @@ class Drafter(ABC):
 
     def device_draft(self) -> DeviceDrafter | None:
         """How it drafts inside rounds that a GPU runs by itself; None: on the host. Asked once it is bound."""
-        return None
-
-
-class Steps(Protocol):
-    """One draft under way. Rows are entries of the batch; each has a tree of guesses that were looked behind.
-
-    `close` drops whatever was built on guesses.
-    """
-
-    context: DraftContext  # as asked, but with no more room than there is
-    ids: Tensor | None  # [Vd] ascending: the tokens the logits are of; None for the target's vocabulary
-
-    def roots(self, rows: Sequence[int]) -> Tensor:
-        """Logits [len(rows), V] after each row's history."""
-        ...
-
-    def behind(self, rows: Sequence[int], tokens: Sequence[Sequence[int]], parents: Sequence[Sequence[int]]) -> Tensor:
-        """Logits [N, V] behind more guesses, row by row.
-
-        `parents[i]` counts the guesses that row `rows[i]` was asked about before, in order; -1 is its history.
-        """
-        ...
-
-    def close(self) -> None: ...
-
-
-class BranchingDrafter(Drafter):
-    """A drafter that can be asked about several guesses at once: what a `Tree` is grown with."""
-
-    stop_below: float | None = None
-    """End a row's draft after a token that the draft gave less than this probability."""
-
-    @abstractmethod
-    def steps(self, context: DraftContext) -> Steps:
-        """Begin a draft."""
-
-    def device_levels(self) -> DeviceLevels | None:
-        """The same inside rounds that a GPU runs by itself; None: on the host alone."""
         return None
 
 

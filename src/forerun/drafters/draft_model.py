@@ -15,8 +15,7 @@ from transformers import PreTrainedModel
 from forerun.arguments import refuse
 from forerun.cache.base import KeyValueCache
 from forerun.config import Kernels
-from forerun.drafters.autoregressive import ModelSteps, ScoreLast, check_stop_below, draft_with
-from forerun.drafters.base import BranchingDrafter
+from forerun.drafters.autoregressive import BranchingDrafter, ModelSteps, ScoreLast, check_stop_below, grow_chain
 from forerun.drafters.causal_folder import CausalFolder
 from forerun.drafters.compatible import check_encoders, check_vocabularies
 from forerun.drafters.decoder_folder import DecoderFolder
@@ -155,16 +154,27 @@ class DraftModel(BranchingDrafter):
                     self.scorer.remember(row, history)
 
     def steps(self, context: DraftContext) -> ModelSteps:
-        """For trees: laws behind several guesses at once. The guesses' keys are dropped afterwards."""
-        context = self._within_reach(context)
+        """For trees: the guesses' keys are dropped afterwards."""
         self.scorer.check_trees()
-        pairs = list(zip(context.rows, context.histories, strict=True))
-        unseen = [history[self.scorer.length(row) :] for row, history in pairs]
+        return self._steps(context)
+
+    def propose(self, context: DraftContext) -> Draft:
+        """A chain, whose guesses' keys stay: those of guesses that are kept need not be computed again."""
+        return grow_chain(self._steps(context, self.score_last), self.stop_below)
+
+    def _steps(self, context: DraftContext, score_last: ScoreLast | None = None) -> ModelSteps:
+        context = self._within_reach(context)
+        wanting = [b for b, room in enumerate(context.max_lengths) if room > 0]
+        rows = [context.rows[b] for b in wanting]
+        self.read_up(rows, [context.histories[b] for b in wanting], FIRST)
+        unseen: list[Sequence[int]] = [()] * len(context.rows)
+        for b, row in zip(wanting, rows, strict=True):
+            unseen[b] = context.histories[b][self.scorer.length(row) :]
 
         def close() -> None:
             self.rewind(context.rows, [len(history) for history in context.histories])
 
-        return ModelSteps(self.scorer, context, unseen, self.ids, close)
+        return ModelSteps(self.scorer, context, unseen, self.ids, close, score_last)
 
     def device_draft(self) -> DeviceDraftModel:
         return DeviceDraftModel(self)
@@ -178,16 +188,6 @@ class DraftModel(BranchingDrafter):
         if self._num_embeddings < vocab_size:
             return 0
         return sys.maxsize if limit is None else max(0, limit - longest)
-
-    def propose(self, context: DraftContext) -> Draft:
-        context = self._within_reach(context)
-        wanting = [b for b, room in enumerate(context.max_lengths) if room > 0]
-        rows = [context.rows[b] for b in wanting]
-        self.read_up(rows, [context.histories[b] for b in wanting], FIRST)
-        blocks: list[Sequence[int]] = [()] * len(context.rows)
-        for b, row in zip(wanting, rows, strict=True):
-            blocks[b] = context.histories[b][self.scorer.length(row) :]
-        return draft_with(self.scorer, context, blocks, self.stop_below, self.ids, self.score_last)
 
     def rewind(self, rows: Sequence[int], lengths: Sequence[int]) -> None:
         for row, length in zip(rows, lengths, strict=True):

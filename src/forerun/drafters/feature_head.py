@@ -7,12 +7,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from forerun.drafters.autoregressive import grow
 from forerun.drafters.device_head import DeviceFeatureHead
 from forerun.drafters.device_levels import FeatureLevels
 from forerun.drafters.on_features import OnFeatures
 from forerun.drafters.trunk import Trunk
-from forerun.types import Draft, DraftContext
+from forerun.types import DraftContext
 
 
 class FeatureHead(OnFeatures):
@@ -20,15 +19,7 @@ class FeatureHead(OnFeatures):
 
     kind = "feature"
 
-    def propose(self, context: DraftContext) -> Draft:
-        context = self.trunk.within_reach(context)
-        try:
-            return grow(context, _Guesses(self.trunk, context), self.stop_below, self.trunk.ids)
-        finally:
-            self.trunk.drop_guesses(context.rows, context.histories)
-
     def steps(self, context: DraftContext) -> FeatureSteps:
-        """For trees: laws behind several guesses at once."""
         return FeatureSteps(self.trunk, self.trunk.within_reach(context))
 
     def device_draft(self) -> DeviceFeatureHead:
@@ -64,25 +55,3 @@ class FeatureSteps:
 
     def close(self) -> None:
         self.trunk.drop_guesses(self.context.rows, self.context.histories)
-
-
-class _Guesses:
-    """Hidden states of the rows that are being drafted for, one step after the other."""
-
-    def __init__(self, trunk: Trunk, context: DraftContext) -> None:
-        self.trunk, self.context = trunk, context
-        self.members: list[int] = []
-
-    def __call__(self, wanting: list[int], drawn: list[int] | None) -> Tensor:
-        rows = [self.context.rows[b] for b in wanting]
-        if drawn is None:
-            self.hidden = self.trunk.catch_up(rows, [self.context.histories[b] for b in wanting])
-        else:
-            self.hidden = self.trunk.advance(rows, self._of(wanting), drawn)
-        self.members = wanting
-        return self.trunk.logits(self.hidden)
-
-    def _of(self, wanting: list[int]) -> Tensor:
-        if wanting == self.members:
-            return self.hidden
-        return self.hidden[torch.tensor([self.members.index(b) for b in wanting], device=self.hidden.device)]

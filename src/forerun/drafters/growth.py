@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from forerun import ops
-from forerun.drafters.autoregressive import adjusted_row, rectangle
-from forerun.drafters.base import Steps, empty_draft
+from forerun.drafters.autoregressive import Steps, adjusted_row, rectangle
+from forerun.drafters.base import empty_draft
 from forerun.math.laws import LogitLaw, PointMass, ReducedLaw, warp
 from forerun.math.precision import working
 from forerun.types import Draft, DraftContext, Law, LawParams, Siblings, TreeShape

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 
 from forerun.arguments import refuse
 from forerun.cache.base import KeyValueCache
-from forerun.drafters.autoregressive import check_stop_below
-from forerun.drafters.base import BranchingDrafter
+from forerun.drafters.autoregressive import BranchingDrafter, check_stop_below
 from forerun.drafters.trunk import Trunk
 from forerun.errors import InvalidArgument
 from forerun.math.attention import Form

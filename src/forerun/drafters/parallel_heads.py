@@ -8,14 +8,13 @@ from typing import Any
 
 from torch import Tensor
 
-from forerun.drafters.autoregressive import grow
 from forerun.drafters.device_head import DeviceParallelHeads
 from forerun.drafters.device_levels import ParallelLevels
 from forerun.drafters.on_features import OnFeatures
 from forerun.drafters.trunk import Trunk
 from forerun.errors import InvalidArgument
 from forerun.models.draft_head import DraftHead
-from forerun.types import Draft, DraftContext
+from forerun.types import DraftContext
 
 
 class ParallelHeads(OnFeatures):
@@ -32,14 +31,8 @@ class ParallelHeads(OnFeatures):
     def num_blocks(self) -> int:
         return len(self.trunk.head.blocks)
 
-    def propose(self, context: DraftContext) -> Draft:
-        context = self.trunk.within_reach(context)
-        rooms = tuple(min(room, self.num_blocks) for room in context.max_lengths)
-        context = replace(context, max_lengths=rooms)
-        return grow(context, _Heads(self.trunk, context), self.stop_below, self.trunk.ids)
-
     def steps(self, context: DraftContext) -> HeadSteps:
-        """For trees: the j-th head gives the logits behind every node of depth j."""
+        """The j-th head gives the logits behind every guess of depth j."""
         context = self.trunk.within_reach(context)
         rooms = tuple(min(room, self.num_blocks) for room in context.max_lengths)
         return HeadSteps(self.trunk, replace(context, max_lengths=rooms))
@@ -71,28 +64,10 @@ class HeadSteps:
             new = [1 if parent < 0 else self._depths[b][parent] + 1 for parent in own]
             self._depths[b] += new
             asked += [(self._place[b], depth) for depth in new]
-        place, depth = zip(*asked, strict=True)
-        return self._logits[list(place), list(depth)]
+        places, depths = map(list, zip(*asked, strict=True))
+        if places == list(range(len(self._logits))) and len(set(depths)) == 1:  # a chain in all rows: no copy
+            return self._logits[:, depths[0]]
+        return self._logits[places, depths]
 
     def close(self) -> None:
         """Nothing was built on guesses."""
-
-
-class _Heads:
-    """All logits of a draft from its first step on; a row's j-th step reads head j."""
-
-    def __init__(self, trunk: Trunk, context: DraftContext) -> None:
-        self.trunk, self.context = trunk, context
-        self.step = 0
-
-    def __call__(self, wanting: list[int], drawn: list[int] | None) -> Tensor:
-        if drawn is None:
-            rows = [self.context.rows[b] for b in wanting]
-            hidden = self.trunk.catch_up(rows, [self.context.histories[b] for b in wanting])
-            width = max(self.context.max_lengths)
-            self.logits = self.trunk.logits(self.trunk.spread(hidden, width))  # [B, width, Vd]
-            self.place = {b: i for i, b in enumerate(wanting)}
-        else:
-            self.step += 1
-        logits = self.logits[:, self.step]
-        return logits if len(wanting) == len(self.place) else logits[[self.place[b] for b in wanting]]

@@ -6,7 +6,8 @@ from typing import Any, Self
 
 from forerun.arguments import choice, integer
 from forerun.cache.base import STRAY
-from forerun.drafters.base import BranchingDrafter, Drafter, DrafterAround
+from forerun.drafters.autoregressive import BranchingDrafter
+from forerun.drafters.base import Drafter, DrafterAround
 from forerun.drafters.chain import Chain
 from forerun.drafters.device_tree import DeviceTree
 from forerun.drafters.growth import grow_tree, num_draws

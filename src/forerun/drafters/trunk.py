@@ -159,11 +159,6 @@ class Trunk:
             self.body.cache.copy(source, row, self.body.length(source))
 
     @torch.inference_mode()
-    def advance(self, rows: Sequence[int], hidden: Tensor, tokens: Sequence[int]) -> Tensor:
-        """One pair further with a guessed feature [B, H] and a guessed token a row: [B, H]."""
-        return self.body.run(rows, [1] * len(rows), self.inputs(torch.tensor(tokens, device=hidden.device), hidden))
-
-    @torch.inference_mode()
     def branch(
         self, rows: Sequence[int], hidden: Tensor, tokens: Sequence[Sequence[int]], trees: Sequence[Sequence[int]]
     ) -> Tensor:

@@ -11,15 +11,14 @@ from typing import Any, Self
 from torch import nn
 from transformers import PreTrainedModel
 
-from forerun.drafters.autoregressive import ModelSteps, check_stop_below, draft_with
-from forerun.drafters.base import BranchingDrafter
+from forerun.drafters.autoregressive import BranchingDrafter, ModelSteps, check_stop_below
 from forerun.drafters.device_levels import ExitLevels
 from forerun.drafters.device_model import DeviceEarlyExit
 from forerun.errors import InvalidArgument
 from forerun.models.scorer import Scorer
 from forerun.models.seq2seq import Seq2SeqScorer
 from forerun.models.sharded import refuse_parts_of_sharded
-from forerun.types import Draft, DraftContext
+from forerun.types import DraftContext
 
 
 class WithinTarget(BranchingDrafter):
@@ -61,15 +60,8 @@ class WithinTarget(BranchingDrafter):
     def draft_models(self) -> tuple[nn.Module, ...]:
         return () if self.scorer is None else (self.scorer.model,)
 
-    def propose(self, context: DraftContext) -> Draft:
-        steps = self.steps(context)
-        try:
-            return draft_with(steps.scorer, context, steps.unseen, self.stop_below)
-        finally:
-            steps.close()
-
     def steps(self, context: DraftContext) -> ModelSteps:
-        """For trees: laws behind several guesses at once, their keys behind the target's own."""
+        """The keys of guesses stand behind the target's own until the draft ends."""
         if self.scorer is None:
             raise InvalidArgument(
                 f"{type(self).__name__} was used before it knew its target; give it to SpeculativeDecoder or Engine"
