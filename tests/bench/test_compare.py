@@ -72,6 +72,15 @@ def test_an_output_that_fills_the_context_is_refused(bench: Bench, output: Path)
     assert not diary
 
 
+def test_the_context_ends_where_decoding_does(output: Path) -> None:
+    rope = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0, "original_max_position_embeddings": 32}
+    target = tiny_model("llama", rope_parameters=rope)
+    assert target.config.max_position_embeddings > 32
+    settings = CompareSettings(methods=("a",), batch_sizes=(1,), max_new_tokens=32)
+    with pytest.raises(InvalidArgument, match="context ends at 32"):
+        run(settings, Bench(target, WordTokenizer(), 0.0, 0), built_in(), output, Notebook(), [FakeMethod("a", [])])
+
+
 def test_the_baseline_is_compared_with_nobody(bench: Bench, output: Path) -> None:
     record, _ = fake_run(bench, [FakeMethod("a", []), FakeMethod("b", [])], output)
     agreements = {m["method"]: m["agreement"] for m in record.rows if m["batch"] == 2}

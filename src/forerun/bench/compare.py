@@ -39,6 +39,7 @@ from forerun.measure.record import Record
 from forerun.measure.reference import Agreement, compare_texts
 from forerun.measure.repetition import repeated_share
 from forerun.measure.turns import Outcome, Turn, take_turns
+from forerun.models.families import context_length
 
 WARM_UP_TOKENS = 16
 PEER_PROMPTS = (128, 512)
@@ -293,7 +294,7 @@ def _speed(method: Method, group: Group) -> Speed:
 
 def _room(settings: CompareSettings, bench: Bench) -> int | None:
     """Tokens a prompt may have, so that the output still fits the context."""
-    context: Any = getattr(bench.target.config, "max_position_embeddings", None)
+    context = context_length(bench.target.config.get_text_config(decoder=True))
     if context is not None and settings.max_new_tokens >= context:
         raise InvalidArgument(
             f"--max-new-tokens {settings.max_new_tokens}: the target's context ends at {context} tokens, prompt "

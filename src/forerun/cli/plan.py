@@ -246,10 +246,12 @@ def _drafters(wanted: list[str], model: Any, where: dict[str, Any], chosen: bool
 
 def _prompts(loaded: Loaded, settings: PlanSettings, options: dict[str, Any]) -> tuple[list[Prompt], str]:
     """Prompts that fit the context, and where they come from."""
+    from forerun.models.families import context_length
+
     wanted = options["num_prompts"] or max(6, *settings.batch_sizes)
     if loaded.tokenizer is None:
         return _random(loaded.model.config.vocab_size, wanted, options["prompt_tokens"] // 2, settings.seed)
-    room = getattr(loaded.model.config.get_text_config(decoder=True), "max_position_embeddings", None) or sys.maxsize
+    room = context_length(loaded.model.config.get_text_config(decoder=True)) or sys.maxsize
     room -= settings.max_new_tokens + settings.max_length + 1
     if settings.contexts and max(settings.contexts) > room:
         raise InvalidArgument(f"--contexts {max(settings.contexts)}: the target has room for {room} tokens before them")

@@ -17,11 +17,12 @@ from forerun.config import kernels as kernels_asked
 from forerun.drafters.within_target import WithinTarget
 from forerun.errors import InvalidArgument
 from forerun.kernels import why_not_numba
-from forerun.kernels.cpu.narrow import NarrowWeight, held
+from forerun.kernels.cpu.narrow import NarrowWeight
 from forerun.kernels.scaled import ScaledWeight
 from forerun.loading.quantise import EIGHT_BITS, FOUR_BITS, check_scheme, matrices, quantise
 from forerun.loading.rounding import round_weights
 from forerun.math.blocks import BlockFormat, format_named
+from forerun.models.plain import stored_bytes
 from forerun.models.quantised import method_of
 
 SCHEMES = {8: EIGHT_BITS, 4: FOUR_BITS}
@@ -60,7 +61,7 @@ class SelfDraft(WithinTarget):
         model = _sharing_weights(target)
         encoder = model.get_encoder() if target.config.is_encoder_decoder else None  # it reads with the target's
         weights = matrices(model, encoder)
-        before, after = _bytes(weights), copy_size(weights, self.bits)
+        before, after = sum(map(stored_bytes, weights)), copy_size(weights, self.bits)
         if after > WORTHWHILE * before:
             raise InvalidArgument(
                 f"{name}: the target's weights are stored in {before / 2**20:.0f} MiB already, and a copy would take "
@@ -71,7 +72,7 @@ class SelfDraft(WithinTarget):
             round_weights(model, scheme, target.device, type(target).__name__)
         else:
             quantise(model, scheme, type(target).__name__, without=encoder, asked=name)
-        self.copy_bytes = _bytes(weight for weight in matrices(model, encoder) if is_rounded(weight))
+        self.copy_bytes = sum(map(stored_bytes, filter(is_rounded, matrices(model, encoder))))
         return model
 
 
@@ -86,9 +87,8 @@ def unasked(target: PreTrainedModel) -> SelfDraft | None:
     if kernels_asked(None) is Kernels.OFF or why_not_numba() is not None or method_of(target) is not None:
         return None
     weights = matrices(target)
-    if _bytes(weights) < SMALLEST or copy_size(weights, 8) > min(
-        WORTHWHILE * _bytes(weights), free_bytes() / FREE_SHARE
-    ):
+    size = sum(map(stored_bytes, weights))
+    if size < SMALLEST or copy_size(weights, 8) > min(WORTHWHILE * size, free_bytes() / FREE_SHARE):
         return None
     largest = max(weights, key=Tensor.numel)
     if _promise(largest.format if isinstance(largest, NarrowWeight) else None) < PROMISE:
@@ -132,7 +132,3 @@ def _sharing_weights(model: PreTrainedModel) -> PreTrainedModel:
 def is_rounded(weight: Tensor) -> bool:
     """Whether a weight is the copy's own."""
     return isinstance(weight, NarrowWeight | ScaledWeight)
-
-
-def _bytes(weights: Iterable[Tensor]) -> int:
-    return sum(weight.num_bytes if isinstance(weight, ScaledWeight) else held(weight)[1] for weight in weights)

@@ -14,7 +14,7 @@ from torch.nn.modules import module as torch_module
 
 from forerun.errors import UnsupportedModel
 from forerun.kernels.cpu import narrow
-from forerun.kernels.cpu.narrow import NarrowWeight, is_narrow
+from forerun.kernels.cpu.narrow import is_narrow
 from forerun.kernels.scaled import ScaledWeight
 
 # transformers leaves these on a model once somebody has asked it for hidden states; they only collect, when asked to.
@@ -89,9 +89,7 @@ def address(weight: Tensor) -> int:
 
 def stored_bytes(weight: Tensor) -> int:
     """That a product with this weight reads."""
-    if isinstance(weight, ScaledWeight):
-        return weight.num_bytes
-    return weight.raw.nbytes if isinstance(weight, NarrowWeight) else weight.numel() * weight.element_size()
+    return weight.num_bytes if isinstance(weight, ScaledWeight) else narrow.held(weight)[1]
 
 
 def refuse_change(reason: str) -> NoReturn:

@@ -21,6 +21,7 @@ from forerun.errors import ForerunWarning, InvalidArgument
 from forerun.measure.provenance import Provenance
 from forerun.measure.record import Record
 from forerun.measure.repetition import repeated_share
+from forerun.models.families import context_length
 from forerun.prompts import rows_of, uses_template
 from forerun.train.costs import StepCosts, weigh
 from forerun.train.options import EvaluateOptions
@@ -167,7 +168,7 @@ def _fitting(
     prompts: Sequence[CategorizedPrompt], target: PreTrainedModel, options: EvaluateOptions
 ) -> list[CategorizedPrompt]:
     """Prompts that leave room for the answer in the target's context."""
-    limit = getattr(target.config.get_text_config(decoder=True), "max_position_embeddings", None)
+    limit = context_length(target.config.get_text_config(decoder=True))
     fitting = [p for p in prompts if limit is None or len(p.tokens) + options.max_new_tokens <= limit]
     if not fitting:
         raise InvalidArgument(
