@@ -226,3 +226,26 @@ def test_memory() -> None:
     freed = torch.ones(3)
     freed.untyped_storage().resize_(0)
     assert not plain.is_memory(freed)
+
+
+@pytest.mark.parametrize("kernels", ["on", "off"])
+def test_a_layer_that_runs_twice(kernels: str) -> None:
+    """Its second run would overwrite the keys of its first; transformers' own cache attends to both together."""
+    model = copy.deepcopy(tiny_model("llama"))
+    model.model.layers.append(model.model.layers[1])
+    model.config.num_hidden_layers += 1
+    with pytest.raises(UnsupportedModel, match=r"layer_idx 1.*deepcopy"):
+        said(SpeculativeDecoder(model, None, kernels=kernels))
+    model.model.layers[-1] = copy.deepcopy(model.model.layers[-1])
+    model.model.layers[-1].self_attn.layer_idx = 2
+    want = plain_greedy(model, PROMPT, NUMBER)
+    assert said(SpeculativeDecoder(model, None, kernels=kernels)) == want
+
+
+def test_heads_of_a_size_of_their_own() -> None:
+    model = copy.deepcopy(tiny_model("mistral"))
+    model.model.layers[1].self_attn.head_dim = 1
+    want = plain_greedy(model, PROMPT, NUMBER)
+    decoder = SpeculativeDecoder(model, None, kernels="on")
+    assert not decoder.engine.target.is_fused
+    assert said(decoder) == want

@@ -96,6 +96,7 @@ class RaggedStates(Cache):
         self.returned: tuple[Tensor, Tensor] | None = None  # what the model was given for the keys of `current`
         self.shares_keys, self.key_copies = family.shares_keys, family.key_copies
         self._earlier: dict[int, tuple[Tensor, Tensor, Layer]] = {}  # by the id of the keys a layer was given
+        self._written: set[int] = set()  # layers that have put their keys into the cache
         self.is_unread = False  # whether `attention` is yet to be called for `current`
         self.cross: CrossStates | None = None  # of an encoder-decoder model
         self.is_cross_attention = False  # whether `current` is a layer of cross-attention
@@ -105,6 +106,7 @@ class RaggedStates(Cache):
         return [False]  # full rows are kept and the window is masked
 
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any) -> Any:
+        self._enter(layer_idx)
         if self.layout is Layout.PADDED:
             return self._update_padded(key_states, value_states, layer_idx)
         keys, values = key_states[0].transpose(0, 1), value_states[0].transpose(0, 1)
@@ -114,6 +116,15 @@ class RaggedStates(Cache):
         if self.shares_keys:
             self._earlier[id(key_states)] = (*self.returned, self.current)
         return key_states, value_states
+
+    def _enter(self, layer_idx: int) -> None:
+        """A layer begins to write its keys; the second one of a number would overwrite the first one's."""
+        if layer_idx in self._written:
+            raise UnsupportedModel(
+                f"two layers of the model keep their keys at one place of the cache, as layer_idx {layer_idx}, as a "
+                "layer does that runs twice; give each a module (copy.deepcopy) and a layer_idx of its own"
+            )
+        self._written.add(layer_idx)
 
     def return_to(self, key: Tensor, value: Tensor) -> bool:
         """Make the layer that returned these the current one once more, if there is one."""
@@ -136,6 +147,7 @@ class RaggedStates(Cache):
         self, layer_idx: int, query: Tensor, keys: Tensor, values: Tensor, cos: Tensor, sin: Tensor
     ) -> Tensor:
         """What `update` does, and the rotation before it: [N, H, D] each; the rotated queries come back."""
+        self._enter(layer_idx)
         self.current, self.returned = self.cache.layer(layer_idx, keys, values), (keys, values)
         return ops.rotate_and_write(query, keys, values, cos, sin, self.addresses, *self.current.flat, use=self.use)
 

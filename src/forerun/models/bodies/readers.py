@@ -195,9 +195,12 @@ def _llama(
     """
     by_type = "layer_type" in signature(base.rotary_emb.forward).parameters
     kinds = tuple(dict.fromkeys(config.layer_types)) if by_type else ("",)
+    size = base.layers[0].self_attn.head_dim
 
     def layer(index: int, module: Any) -> DecoderLayer:
         own, like = module.self_attn, getattr(module.self_attn, out).weight
+        if own.head_dim != size:
+            raise NotDescribed(f"heads of {size} numbers in layer 0 and of {own.head_dim} in layer {index}")
         before, after, before_mlp, after_mlp = (getattr(module, name) if name else None for name in norms)
         attention = Attention(
             read_qkv(own, index),
@@ -222,7 +225,7 @@ def _llama(
         config,
         [layer(*pair) for pair in enumerate(base.layers)],
         getattr(base, last_norm),
-        base.layers[0].self_attn.head_dim,
+        size,
         num_key_heads=config.num_key_value_heads,
         tables=angle_tables(base, config, kinds, doubled, halved),
         is_interleaved=is_interleaved,
