@@ -10,6 +10,7 @@ from forerun.result import decode_text
 
 UNFINISHED = "\ufffd"  # how tokenizers show bytes that are not yet a character
 LEAST_CONTEXT, MOST_CONTEXT = 4, 64  # tokens: a character has up to four bytes; where there are none, no more help
+MOST_PENDING = 16  # tokens whose bytes are no character yet: more are no beginning of one
 
 
 class StreamDecoder:
@@ -40,7 +41,7 @@ class StreamDecoder:
                 self._window, self._done, self._before = list(tokens), len(tokens), text
                 return text
         self._window += tokens
-        for end in range(len(self._window), known, -1):
+        for end in range(len(self._window), max(known, len(self._window) - LEAST_CONTEXT), -1):
             text = self._new(end)
             if UNFINISHED not in text:
                 rest = self._window[end:]
@@ -58,9 +59,28 @@ class StreamDecoder:
         texts = []
         for token in tokens:
             self._window.append(token)
-            if not (text := self._new(len(self._window))).endswith(UNFINISHED):
+            text = self._new(len(self._window))
+            if not text.endswith(UNFINISHED):
                 texts.append(self._take(text))
+            elif len(self._window) - self._done >= MOST_PENDING:
+                texts.append(self._take_certain(text))
         return "".join(texts)
+
+    def _take_certain(self, text: str) -> str:
+        """Give out all but the last few tokens, which may be the beginning of a character.
+
+        Bytes that are none may go on for ever, and are not to be decoded again with every token. Where two parts have
+        the text that they have together, no character lies across them.
+        """
+        for end in range(len(self._window) - 1, len(self._window) - LEAST_CONTEXT - 1, -1):
+            rest = self._window[end:]
+            first, last = self._new(end), self._decode(rest)
+            if last and first + last == text:
+                del self._window[end:]
+                taken = self._take(first)
+                self._window += rest
+                return taken
+        return ""
 
     def _take(self, text: str) -> str:
         """Give out all of the window; it begins anew with the last tokens that have text as the first of a sequence."""

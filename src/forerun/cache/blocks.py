@@ -116,7 +116,10 @@ class BlockPool:
         What can be found already is left where it is; a block that has gained tokens is found by all of them.
         """
         node = self._roots.setdefault(source, Node((), SCRATCH, None))
-        for index, block in enumerate(blocks):
+        start = self._num_published(blocks)
+        if start:
+            node = self._node[blocks[start - 1]]
+        for index, block in enumerate(blocks[start:], start):
             own = tuple(tokens[index * self.size : (index + 1) * self.size])
             before = self._node.get(block)
             if before is not None and before.parent is node and own[: len(before.tokens)] == before.tokens != own:
@@ -129,6 +132,15 @@ class BlockPool:
             node = child
         if not self._roots[source].children:
             del self._roots[source]
+
+    def _num_published(self, blocks: Sequence[int]) -> int:
+        """How many of a row's blocks, full ones, are behind each other where they are found: a long prompt is published
+        again with every part of it that is read. Nobody writes to a full block that is findable, so it is the row's."""
+        for number in range(len(blocks), 0, -1):
+            node = self._node.get(blocks[number - 1])
+            if node is not None and len(node.tokens) == self.size:
+                return number
+        return 0
 
     def forget_idle(self) -> None:
         """Free every block that nobody holds."""

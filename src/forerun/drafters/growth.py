@@ -145,14 +145,16 @@ class Growth:
 
     def look_behind(self, level: Sequence[tuple[int, int]]) -> Tensor:
         """Ask the drafter about these nodes in one pass."""
-        rows = list(dict.fromkeys(b for b, _ in level))
+        nodes: dict[int, list[int]] = {}  # by row
+        for b, node in level:
+            nodes.setdefault(b, []).append(node)
         tokens, parents = [], []
-        for b in rows:
-            sprout, own = self.sprouts[b], [node for row, node in level if row == b]
+        for b, own in nodes.items():
+            sprout = self.sprouts[b]
             tokens.append([sprout.nodes[node].token for node in own])
             parents.append([sprout.asked.get(sprout.nodes[node].parent, -1) for node in own])
             sprout.asked |= {node: len(sprout.asked) + i for i, node in enumerate(own)}
-        return self.steps.behind(rows, tokens, parents)
+        return self.steps.behind(list(nodes), tokens, parents)
 
     def finish(self) -> Draft:
         picks = [sprout.worthiest(self.number) for sprout in self.sprouts]

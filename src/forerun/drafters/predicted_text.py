@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Self
@@ -25,7 +26,7 @@ class _Follower:
     agreed: int = 0  # tokens in a row that were the prediction's
     left_at: int = 0  # the place where the text left it last
     answer: list[int] = field(default_factory=list)  # as far as it was followed
-    ends: dict[tuple[int, ...], list[int]] | None = None  # n-gram -> where its continuations begin
+    ends: dict[tuple[int, ...], list[int]] | None = None  # n-gram -> where its continuations begin, ascending
 
     def follow(self, history: Sequence[int]) -> None:
         """Take in what the answer has gained; one that has become shorter is read again from its beginning."""
@@ -52,7 +53,8 @@ class _Follower:
         for n in reversed(ORDERS):
             found = self.ends.get(tuple(self.answer[-n:])) if n <= len(self.answer) else None
             if found:
-                self.place, self.agreed = next((end for end in found if end > self.left_at), found[-1]), n
+                behind = bisect_right(found, self.left_at)  # a table may say the same few tokens thousands of times
+                self.place, self.agreed = found[min(behind, len(found) - 1)], n
                 return
 
     def guess(self, room: int) -> tuple[list[int], int]:

@@ -17,6 +17,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from numpy.typing import NDArray
 from torch import Tensor
 
+from forerun.cache.base import common_length
 from forerun.serve.errors import refused
 from forerun.serve.schemas import Generation, ResponseFormat
 
@@ -105,8 +106,9 @@ class GrammarProcessor:
 
     def _go_to(self, output: list[int]) -> bool:
         """Bring the matcher to `output`; False where the grammar does not allow it, or it is lost on the way."""
-        pairs = zip(self._seen, output, strict=False)
-        same = next((i for i, (one, other) in enumerate(pairs) if one != other), min(len(self._seen), len(output)))
+        same = len(self._seen)
+        if output[:same] != self._seen:  # most often the text has only grown
+            same = common_length(self._seen, output)
         if surplus := len(self._seen) - same:
             self._matcher.rollback(surplus)
             del self._seen[same:]
