@@ -151,8 +151,7 @@ class Stream(Iterator[list[Progress]]):
     def _abort(self) -> None:
         """End early. Whatever made it end is what the caller hears of; who listens to the streamer must not wait."""
         if self._has_begun and not self._has_ended:
-            for number in self._numbers:
-                self._engine.abort(number)
+            self._engine.abort(*self._numbers)
             self._end()
         self._has_ended = True
         if self._call.streamer is not None:

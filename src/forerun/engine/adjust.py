@@ -115,10 +115,12 @@ def _can_be_sampled(logits: Tensor) -> bool:
 
 def _penalties(params: SamplingParams, request: Request, min_new_tokens: int = 0, use: Kernels | None = None) -> Step:
     forbid = sorted(request.stop_ids) if min_new_tokens else []
+    # Of a prompt only a repetition penalty asks anything: which tokens are in it. It may be long, and rounds are many.
+    prompt = tuple(dict.fromkeys(request.prompt)) if params.repetition_penalty != 1 else ()
 
     def step(logits: Tensor, before: list[int], following: Sequence[int]) -> Tensor:
         return ops.adjust(
-            logits, request.prompt, before, following, params, forbid=forbid, min_new_tokens=min_new_tokens, use=use
+            logits, prompt, before, following, params, forbid=forbid, min_new_tokens=min_new_tokens, use=use
         )
 
     return step

@@ -6,7 +6,7 @@ import itertools
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from threading import Thread, current_thread
@@ -44,7 +44,7 @@ from forerun.engine.host_round import run as run_on_host
 from forerun.engine.host_share import HostShare
 from forerun.engine.prefix_cache import PrefixCache
 from forerun.engine.request import FinishReason, Request, check_fits
-from forerun.engine.row import Progress, Row, RowResult
+from forerun.engine.row import Progress, Row, RowResult, RowText
 from forerun.engine.stats import Seconds
 from forerun.engine.stops import StopRule
 from forerun.engine.turnstile import Turnstile
@@ -58,7 +58,7 @@ from forerun.models.seq2seq import Seq2SeqScorer
 from forerun.policy.base import Policy, wrapped
 from forerun.policy.heuristics import Constant
 from forerun.rules import AnyRule, warning
-from forerun.types import BatchView, Origin, RoundOutcome, Rule, Source
+from forerun.types import BatchView, Origin, RoundOutcome, Rule
 
 # Tokens of prompts that a step encodes beside rows that decode: as long as some rounds take.
 PROMPT_TOKENS = {"cuda": 512, "cpu": 128}
@@ -235,15 +235,15 @@ class Engine:
             if self._is_empty and self.run_by in (None, current_thread()):
                 self._look_again()
 
-    def abort(self, handle: int) -> None:
-        """End a row with what it has, which its result tells; one that has ended stays as it is. Within a step (a
+    def abort(self, *handles: int) -> None:
+        """End rows with what they have, which their results tell; one that has ended stays as it is. Within a step (a
         tokenizer or a processor may call this): when the step is over."""
         with self._turnstile.calling():
-            self._aborted.add(handle)
+            self._aborted.update(handles)
             if self._turnstile.is_stepping:
                 return
             try:
-                self._say(handle)
+                self._say(handles)
                 self._retire()
             except BaseException:
                 self._start_over()
@@ -363,9 +363,9 @@ class Engine:
             self._start_over()  # nobody begins like these
         finally:
             self.policy = policy
+            with suppress(Exception):  # one error is on its way already
+                self.abort(*handles)  # after a Ctrl-C nobody would step for these rows
             for handle in handles:
-                with suppress(Exception):  # one error is on its way already
-                    self.abort(handle)  # after a Ctrl-C nobody would step for these rows
                 self._results.pop(handle, None)
 
     def _nobodys_request(self, number: int, length: int) -> Request:
@@ -493,12 +493,13 @@ class Engine:
             raise
         return gained
 
-    def _say(self, handle: int | None = None) -> list[Progress]:
-        """What rows have gained, or one of them, counted into their statistics."""
-        said = [entry for entry in self._unsaid if handle in (None, entry[0].handle)]
+    def _say(self, handles: Collection[int] | None = None) -> list[Progress]:
+        """What rows have gained, or some of them, counted into their statistics."""
+        told = None if handles is None else frozenset(handles)
+        said = [entry for entry in self._unsaid if told is None or entry[0].handle in told]
         for row, _ in said:
             row.count()
-        self._unsaid = [entry for entry in self._unsaid if handle not in (None, entry[0].handle)]
+        self._unsaid = [] if told is None else [entry for entry in self._unsaid if entry[0].handle not in told]
         return [gained for _, gained in said]
 
     def _retire_behind_round(self) -> None:
@@ -944,31 +945,31 @@ class Engine:
         unjudged = {row.handle for row, _ in self._unjudged}
         reading = [row for row in self._running.values() if row.is_reading and row.finish_reason is None]
         reading = [row for row in reading if row.handle not in unjudged]
-        texts = {row.handle: (tuple(row.history), row.request.source) for row in reading}
-        copies = Counter(texts.values())
+        copies = Counter(row.text for row in reading)
         is_recorded = self.runner is not None and not self.runner.is_disabled
         join = 0 if is_recorded else self.join_tokens
         room = self._prompt_room if self._decoding else sys.maxsize
         fed: list[tuple[Row, list[int]]] = []
         ending: dict[int, Row] = {}  # by handle: those that are read to their ends
-        first: dict[tuple[tuple[int, ...], Source | None], Row] = {}  # that reads a text which others have as well
+        first: dict[RowText, Row] = {}  # that reads a text which others have as well
         copying: list[tuple[Row, Row]] = []
         for row in reading:
-            text = texts[row.handle]
+            text = row.text
             if text in first and self._may_copy(row):
                 copying.append((first[text], row))
                 continue
             if room > 0 and self.target.length(row.number) == 0:  # others may have read its beginning meanwhile
                 self._begin(row)
-            unread = row.history[self.target.length(row.number) :]
-            if copies[text] == 1 and len(unread) <= min(join, room) and self._may_join(row, len(unread)):
-                join -= len(unread)
-                room -= len(unread)
-                self._prompt_room -= len(unread)
+            known = self.target.length(row.number)
+            unread = len(row.history) - known
+            if copies[text] == 1 and unread <= min(join, room) and self._may_join(row, unread):
+                join -= unread
+                room -= unread
+                self._prompt_room -= unread
                 row.is_reading = False
             elif room > 0:
-                is_ending = is_recorded and row.begins_plain and not row.round and 1 < len(unread) <= room
-                part = unread if is_ending else unread[:-1][:room]
+                is_ending = is_recorded and row.begins_plain and not row.round and 1 < unread <= room
+                part = row.history[known : known + (unread if is_ending else min(unread - 1, room))]
                 if is_ending:
                     ending[row.handle] = row
                 room -= len(part)

@@ -119,8 +119,7 @@ class EngineThread:
                 self._abort(self._handles.get(self._orders[0][0], -1))
                 self._orders.popleft()
         if is_closing and not is_draining:
-            for handle in list(self._receivers):
-                self._abort(handle)
+            self._abort(*self._receivers)
         self._deliver([])  # what an abort has ended
         for future, function in calls:
             _call(future, function)
@@ -140,10 +139,10 @@ class EngineThread:
         else:
             self._receivers[handle], self._handles[receiver] = receiver, handle
 
-    def _abort(self, handle: int) -> None:
-        """The row ends even where an error follows: then keys were dropped, and the next step makes those it needs."""
+    def _abort(self, *handles: int) -> None:
+        """Rows end even where an error follows: then keys were dropped, and the next step makes those it needs."""
         with suppress(Exception):
-            self.engine.abort(handle)
+            self.engine.abort(*handles)
 
     def _deliver(self, progress: list[Progress]) -> None:
         """Gains first, then the end of those that have ended. Nobody waits for a row whose request was given up."""
@@ -165,8 +164,7 @@ class EngineThread:
         self._failures += 1
         if self._failures == TRIES:
             self._failures = 0
-            for handle in list(self._receivers):
-                self._abort(handle)
+            self._abort(*self._receivers)
             self.engine.take_results()
             self._end_all(error)
 

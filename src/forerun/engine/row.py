@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from torch import Tensor
+
 from forerun.engine.bans import Bans
 from forerun.engine.request import FinishReason, Request
 from forerun.engine.stats import Stats
 from forerun.engine.stops import StopRule
-from forerun.types import Adjuster, Origin
+from forerun.math.transfer import int64
+from forerun.types import Adjuster, Origin, Source
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +63,26 @@ class RowResult:
 Mark = tuple[int, int, int, FinishReason | None, str | None]
 
 
+class RowText:
+    """All that a row's keys are made of, hashed once: rows that wait for their prompts are compared in every step."""
+
+    __slots__ = ("_hash", "source", "tokens")
+
+    def __init__(self, tokens: tuple[int, ...], source: Source | None) -> None:
+        self.tokens, self.source = tokens, source
+        self._hash = hash((tokens, source))
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        if not isinstance(other, RowText) or self._hash != other._hash or self.source != other.source:
+            return False
+        return self.tokens is other.tokens or self.tokens == other.tokens
+
+
 @dataclass(slots=True)
 class Row:
     """A sequence in flight. The last token of `history` has been emitted but not yet seen by the target."""
@@ -82,6 +105,23 @@ class Row:
     error: str | None = None
     needs_host: bool = False  # from now on no recorded round can take it
     counts: tuple[int, int, int, int, bool] | None = None  # of the round under way, see `Stats.count`
+    # Made once somebody has asked; the first is of the history as it is.
+    _text: RowText | None = field(default=None, compare=False, repr=False)
+    _prompt_ids: Tensor | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def prompt_ids(self) -> Tensor:
+        """[U] int64: each token of the prompt once, on the host."""
+        if self._prompt_ids is None:
+            self._prompt_ids = int64(set(self.request.prompt))
+        return self._prompt_ids
+
+    @property
+    def text(self) -> RowText:
+        if self._text is None:
+            tokens = tuple(self.history) if self.output else self.request.prompt
+            self._text = RowText(tokens, self.request.source)
+        return self._text
 
     @property
     def remaining(self) -> int:
@@ -101,6 +141,7 @@ class Row:
         return room if asked is None else min(room, asked)
 
     def gain(self, tokens: list[int], origins: list[Origin]) -> None:
+        self._text = None
         self.history.extend(tokens)
         self.output.extend(tokens)
         self.origins.extend(origins)
@@ -119,6 +160,7 @@ class Row:
         length, logprobs, self.round, self.finish_reason, self.error = mark
         del self.output[length:], self.origins[length:], self.logprobs[logprobs:]
         del self.history[len(self.request.prompt) + length :]
+        self._text = None
         self.counts = None
 
     def result(self, now: float) -> RowResult:

@@ -11,6 +11,7 @@ from torch import Tensor
 from forerun.config import SamplingParams
 from forerun.errors import InvalidArgument
 from forerun.math.precision import working
+from forerun.math.transfer import float64, int64
 
 
 def adjust(
@@ -53,8 +54,8 @@ def check_bias(logits: Tensor, bias: Mapping[int, float]) -> None:
 
 def _add_bias(logits: Tensor, bias: Mapping[int, float]) -> None:
     check_bias(logits, bias)
-    ids = torch.tensor(list(bias), device=logits.device)
-    logits[:, ids] += torch.tensor(list(bias.values()), dtype=logits.dtype, device=logits.device)
+    ids, values = int64(bias), float64(bias.values())  # a caller may forbid half of a large vocabulary
+    logits[:, ids.to(logits.device)] += values.to(logits.device, logits.dtype)
 
 
 def _penalise_repetition(logits: Tensor, ids: Tensor, counts: Tensor, penalty: float) -> None:

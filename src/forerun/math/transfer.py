@@ -19,6 +19,11 @@ def int64(numbers: Iterable[int]) -> Tensor:
     return torch.from_numpy(np.fromiter(numbers, np.int64))
 
 
+def float64(numbers: Iterable[float]) -> Tensor:
+    """[N], the same for other numbers."""
+    return torch.from_numpy(np.fromiter(numbers, np.float64))
+
+
 def to_device(numbers: Tensor, device: torch.device) -> Tensor:
     """A host tensor as one of `device`; itself, where that is the host."""
     return numbers.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else numbers.to(device)

@@ -112,8 +112,7 @@ class EngineRunner:
             while not self.engine.is_idle and min(decoded.values()) < batch.new_tokens:
                 yield self._step(choose(), decoded, prompts)
         finally:
-            for handle in prompts:
-                self.engine.abort(handle)
+            self.engine.abort(*prompts)
             self._refuse_errors()
 
     def _step(self, length: int, decoded: dict[int, int], prompts: Mapping[int, int]) -> TimedRound:

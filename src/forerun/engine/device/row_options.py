@@ -10,6 +10,7 @@ from torch import Tensor
 from forerun.engine.bans import Bans
 from forerun.engine.row import Row
 from forerun.math.row_options import NEVER, NOT_EARLY, NOT_FIRST, RowOptions
+from forerun.math.transfer import float64, int64
 
 Send = Callable[[Tensor], Tensor]  # a tensor of the host -> the same on the device
 
@@ -42,23 +43,21 @@ def write_options(options: RowOptions, rows: Sequence[Row], send: Send) -> None:
     """Everything of `rows` that a row table has no column for. Entries of other rows are neutral."""
     options.clear()
     vocab_size = options.counts.shape[1]
-    met: list[tuple[int, int]] = []
-    biases: list[tuple[int, float]] = []
-    bans: list[tuple[int, int]] = []
+    met, biases, bans = Entries(), Entries(), Entries()
     for place, row in enumerate(rows):
         start, params = place * vocab_size, row.request.params
         if params.repetition_penalty != 1 or params.presence_penalty or params.frequency_penalty:
-            met += [(start + token, 1) for token in set(row.request.prompt)]
-            met += [(start + token, 2) for token in row.output]
-        biases += [(start + token, bias) for token, bias in params.logit_bias.items()]
-        bans += [(start + token, bits) for token, bits in _banned(row).items() if 0 <= token < vocab_size]
-    if met:
-        places, times = _columns(met, send, torch.int32)
-        options.counts.view(-1).index_add_(0, places, times)
+            met.add(start, row.prompt_ids, 1)
+            met.add(start, int64(row.output), 2)
+        if params.logit_bias:
+            biases.add(start, int64(params.logit_bias), float64(params.logit_bias.values()))
+        if banned := {token: bits for token, bits in _banned(row).items() if 0 <= token < vocab_size}:
+            bans.add(start, int64(banned), int64(banned.values()))
+    if met.ids:
+        options.counts.view(-1).index_add_(0, *met.columns(send, torch.int32))
     for table, entries in ((options.bias, biases), (options.bans, bans)):
-        if entries:
-            places, values = _columns(entries, send, table.dtype)
-            table.view(-1).index_copy_(0, places, values)
+        if entries.ids:
+            table.view(-1).index_copy_(0, *entries.columns(send, table.dtype))
 
 
 def _banned(row: Row) -> dict[int, int]:
@@ -72,6 +71,17 @@ def _banned(row: Row) -> dict[int, int]:
     return bits
 
 
-def _columns(entries: Sequence[tuple[int, float]], send: Send, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    places, values = zip(*entries, strict=True)
-    return send(torch.tensor(places)), send(torch.tensor(values, dtype=dtype))
+class Entries:
+    """Of a table [R, V]: written whenever a row comes or goes, and prompts are long, so never one by one."""
+
+    def __init__(self) -> None:
+        self.ids: list[Tensor] = []
+        self._values: list[Tensor] = []
+
+    def add(self, start: int, ids: Tensor, values: Tensor | int) -> None:
+        """Behind the first `start` entries; one value may do for all ids."""
+        self.ids.append(ids + start)
+        self._values.append(values if isinstance(values, Tensor) else torch.full_like(ids, values))
+
+    def columns(self, send: Send, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        return send(torch.cat(self.ids)), send(torch.cat([values.to(dtype) for values in self._values]))
