@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 from transformers import GPT2Config, LlamaConfig, Phi3Config, T5Config
 
@@ -63,6 +65,29 @@ def test_what_runs_on_rank_0_alone(tmp_path: Path) -> None:
         assert not has_split_weights, "weights that are split were given to kernels that take addresses"
     assert ranks[0][3] == "nothing was raised"
     assert "serve_passes" in ranks[1][3]
+
+
+def load_unalike(folder: str, other: str) -> Any:
+    """On rank 1 another model than on rank 0, then the same one."""
+    name = other if dist.get_rank() else folder
+    refused = raised(lambda: forerun.SpeculativeDecoder(load_shard(name), None, kernels="off"))
+    decoder = forerun.SpeculativeDecoder(load_shard(folder), None, kernels="off")
+    return refused, decoder.generate([[1, 2, 3]], max_new_tokens=3).new_tokens
+
+
+@pytest.mark.parametrize("how", ["layers", "dtype"])
+def test_ranks_that_have_loaded_different_models(how: str, tmp_path: Path) -> None:
+    """Their sums would be of different sizes, or of no meaning."""
+    whole = tiny_model("llama", vocab=VOCAB)
+    whole.save_pretrained(tmp_path / "a")
+    other = tiny_model("llama", vocab=VOCAB, layers=1) if how == "layers" else copy.deepcopy(whole).bfloat16()
+    other.save_pretrained(tmp_path / "b")
+    said = forerun.SpeculativeDecoder(whole, None, kernels="off").generate([[1, 2, 3]], max_new_tokens=3).new_tokens
+    for rank in run_ranks(2, load_unalike, str(tmp_path / "a"), str(tmp_path / "b"), seconds=100):
+        assert isinstance(rank, tuple), rank
+        assert "rank 0 and rank 1 have loaded different models: model." in rank[0]
+        assert ("on rank 0 and not there on rank 1" if how == "layers" else "on rank 0 and bfloat16 (") in rank[0]
+        assert rank[1] == said
 
 
 def test_commands(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from forerun.models.self_check import SelfCheck
 from forerun.models.sharded import PassCall
 from forerun.parallel.link import MEETING, Link
 from forerun.parallel.messages import Close, Examine, Load, Meet, Open, Outcome, Stop, Unload
-from forerun.parallel.together import Models, examine, limited_waiting
+from forerun.parallel.together import Models, examine, limited_waiting, outline, why_not_alike
 
 T = TypeVar("T")
 PING_SECONDS = 5.0  # between two looks at ranks that wait for work
@@ -49,6 +49,16 @@ class Coordinator:
     def connect(self, model: nn.Module) -> None:
         self._models.add(model)
         sharded.connect(model, self)
+
+    def compare(self, model: nn.Module) -> None:
+        """Where all ranks have loaded a model by themselves: refuse it unless it is the same one everywhere."""
+        if not self.calls_are_shared or model in self._models:
+            return
+        with self._lock:
+            refusal = why_not_alike([outline(model), *self.link.receive(MEETING)])
+            self.link.send(refusal)
+        if refusal is not None:
+            raise UnsupportedModel(refusal)
 
     def open(self, model: nn.Module, options: dict[str, Any]) -> int:
         number = next(self._numbers)

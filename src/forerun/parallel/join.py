@@ -37,6 +37,7 @@ def join(model: Any) -> Coordinator | Worker | None:
         link = Link.establish()
         set_group(Coordinator(link, calls_are_shared=True) if dist.get_rank() == 0 else Worker(link))
     assert _group is not None
+    _group.compare(model)
     _group.connect(model)
     return _group
 

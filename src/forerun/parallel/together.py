@@ -25,9 +25,12 @@ class Models:
         self._models: WeakValueDictionary[int, Any] = WeakValueDictionary()
         self._numbers = itertools.count()
 
+    def __contains__(self, model: Any) -> bool:
+        return any(model is known for known in self._models.values())
+
     def add(self, model: Any) -> None:
         """Once."""
-        if not any(model is known for known in self._models.values()):
+        if model not in self:
             self._models[next(self._numbers)] = model
 
     def number(self, model: Any) -> int:
@@ -56,6 +59,27 @@ def limited_waiting(models: Sequence[Any]) -> Iterator[None]:
     finally:
         for group, timeout in before.items():
             _set_pg_timeout(timeout, group)
+
+
+def outline(model: Any) -> dict[str, str]:
+    """The weights of a split model by name: type, size and how they are split, which is the same on all ranks."""
+    return {
+        name: f"{weight.dtype} {tuple(weight.shape)} {getattr(weight, 'placements', 'whole')}".removeprefix("torch.")
+        for name, weight in model.named_parameters()
+    }
+
+
+def why_not_alike(outlines: Sequence[dict[str, str]]) -> str | None:
+    """In words, where the ranks have loaded different models: their sums would not belong together."""
+    first = outlines[0]
+    for rank, other in enumerate(outlines):
+        for name in {**first, **other}:
+            if (ours := first.get(name)) != (theirs := other.get(name)):
+                return (
+                    f"rank 0 and rank {rank} have loaded different models: {name} is {ours or 'not there'} on rank 0 "
+                    f"and {theirs or 'not there'} on rank {rank}; load the same one on all, with one dtype and plan"
+                )
+    return None
 
 
 def examine(model: Any, options: dict[str, Any], wanted: bool) -> SelfCheck:

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from torch import nn
 
-from forerun.errors import RankLost
+from forerun.errors import RankLost, UnsupportedModel
 from forerun.loading import load_shard
 from forerun.models import sharded
 from forerun.models.scorer import Scorer
@@ -15,7 +15,7 @@ from forerun.models.self_check import SelfCheck
 from forerun.models.sharded import PassCall
 from forerun.parallel.link import MEETING, Link
 from forerun.parallel.messages import Close, Examine, Load, Meet, Open, Outcome, Stop, Unload
-from forerun.parallel.together import Models, examine, limited_waiting
+from forerun.parallel.together import Models, examine, limited_waiting, outline
 
 T = TypeVar("T")
 
@@ -32,6 +32,13 @@ class Worker:
     def connect(self, model: nn.Module) -> None:
         self._models.add(model)
         sharded.connect(model, self)
+
+    def compare(self, model: nn.Module) -> None:
+        if model in self._models:
+            return
+        self.link.send(outline(model))
+        if (refusal := self.link.receive(MEETING)[0]) is not None:
+            raise UnsupportedModel(refusal)
 
     def open(self, model: nn.Module, options: dict[str, Any]) -> None:
         return None
