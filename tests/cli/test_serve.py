@@ -17,12 +17,15 @@ import httpx
 import pytest
 
 from cli.command import Command
+from forerun.cli.replicas import check_gpus
 from forerun.errors import InvalidArgument
 from forerun.loading import whisper
-from forerun.serve.settings import AddressSettings, ServiceSettings
+from forerun.serve.settings import AddressSettings, ReplicaSettings, ServiceSettings
 from forerun.speech.audio import RATE
 from serve.process import served
+from support.folders import VOCAB, save
 from support.sound import babble
+from support.tiny import tiny_model
 
 serve = Command("serve")
 BODY = {"prompt": "abc", "max_tokens": 1500, "temperature": 0, "ignore_eos": True, "stream": True}
@@ -118,6 +121,35 @@ def test_replicas_need_ray_and_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "needs --replicas" in serve("--max-replicas", "2").stderr
     assert "at least --replicas 3" in serve("--replicas", "3", "--max-replicas", "2").stderr
     assert serve("--replicas", "0").exit_code == 2
+
+
+def test_what_no_replica_could_serve_is_refused_before_ray_starts(
+    taken: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("forerun.cli.replicas.check_ray", lambda: None)
+    folder = save(tmp_path, tiny_model("llama", vocab=VOCAB))
+    for refusal, model, *options in (
+        ("cannot listen there", "no/such/folder", "--port", str(taken)),
+        ("no folder", "no/such/folder"),
+        ("do not divide by 3 processes; use 1 or 2", folder, "--tensor-parallel", "3"),
+        ("--quantize int8: a model split over processes", folder, "--tensor-parallel", "2", "--quantize", "int8"),
+        ("--draft-split on: the target is not split", folder, "--draft-split", "on"),
+        ("--tree 'bush'", folder, "--tree", "bush"),
+    ):
+        refused = serve(model, "--port", "0", "--replicas", "2", *options)
+        assert refused.exit_code == 2 and refusal in " ".join(refused.stderr.split()), refused.output
+    torchrun = {"TORCHELASTIC_RUN_ID": "x", "RANK": "0", "WORLD_SIZE": "2"}
+    assert "torchrun has started 2 processes" in serve(folder, "--port", "0", "--replicas", "2", **torchrun).stderr
+
+
+def test_replicas_that_gpus_do_not_suffice_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray would wait for more for ever."""
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 5)
+    options, number = {"tensor_parallel": 2}, ReplicaSettings(replicas=1, max_replicas=3)
+    with pytest.raises(InvalidArgument, match="3 replicas need 2 GPU each, and there are 5; at most 2 fit"):
+        check_gpus(options, number, "cuda")
+    check_gpus(options, number, "cpu")
+    check_gpus(options, ReplicaSettings(replicas=2), "cuda")
 
 
 def test_other_commands_do_not_import_the_server() -> None:

@@ -58,17 +58,12 @@ def load(options: dict[str, Any], console: Console, encoder_decoder: bool = Fals
         from forerun.drafters import named_drafter
         from forerun.loading import load_model
 
+        check_split(options)
         size = options.get("tensor_parallel", 1)
         place = stored_place(options) if keeps_stored and not is_split(size) else place_of(options)
         rounding = {name: options.get(name) for name in ("quantize", "quantize_head")}
         asked: dict[str, Any] = {"encoder_decoder": encoder_decoder, **rounding}
-        if is_split(size) and asked["quantize"] is not None:
-            raise InvalidArgument(f"--quantize {asked['quantize']}: a model split over processes is not quantised")
-        if is_split(size) and asked["quantize_head"] is not None:
-            option = "--quantize-head" if asked["quantize_head"] else "--no-quantize-head"
-            raise InvalidArgument(f"{option}: a model split over processes is not quantised; leave it out")
         draft: dict[str, Any] = {"option": "--draft", "quantize": options.get("draft_quantize"), **place}
-        _check_draft_split(options, size)
         if is_split(size):  # first, because other ranks go no further than this
             model, tokenizer = load_split(options["model"], size, place)
             drafter = named_drafter(options["draft"], model, **draft, load_model=_draft_loader(options))
@@ -81,6 +76,19 @@ def load(options: dict[str, Any], console: Console, encoder_decoder: bool = Fals
             drafter = named_drafter(options["draft"], **draft)
             model, tokenizer = load_model(options["model"], **asked, **place)
     return loaded_with(options, model, tokenizer, drafter)
+
+
+def check_split(options: dict[str, Any]) -> None:
+    """Before anything is loaded: whether the options fit a target that is split, and its draft model can be if it must.
+    Whether the target itself can is for whoever starts the processes to look at."""
+    size = options.get("tensor_parallel", 1)
+    if is_split(size):
+        if (scheme := options.get("quantize")) is not None:
+            raise InvalidArgument(f"--quantize {scheme}: a model split over processes is not quantised")
+        if (head := options.get("quantize_head")) is not None:
+            option = "--quantize-head" if head else "--no-quantize-head"
+            raise InvalidArgument(f"{option}: a model split over processes is not quantised; leave it out")
+    _check_draft_split(options, size)
 
 
 def _check_draft_split(options: dict[str, Any], size: int) -> None:
@@ -154,12 +162,17 @@ def load_split(name: str, size: int, place: dict[str, Any]) -> tuple[Any, Any]:
 @contextmanager
 def loading(options: dict[str, Any], console: Console) -> Iterator[None]:
     """While the model is loaded. Cheap mistakes first: policy and tree are read before anything large is."""
+    check_speculation(options)
+    with busy(console, f"loading {options['model']}"):
+        yield
+
+
+def check_speculation(options: dict[str, Any]) -> None:
+    """Refuse a policy or a tree that is not one."""
     from forerun.policy import as_policy
 
     as_policy(options["policy"])
     make_tree(options["tree"])
-    with busy(console, f"loading {options['model']}"):
-        yield
 
 
 def loaded_with(options: dict[str, Any], model: PreTrainedModel, tokenizer: Any, drafter: Drafter | None) -> Loaded:

@@ -10,7 +10,9 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from forerun.cli.service import is_whisper, load_model, make_speech_service, served_name
+from forerun.cli.pair import check_speculation, check_split
+from forerun.cli.service import check_whisper, is_whisper, load_model, make_speech_service, served_name
+from forerun.config import rank_and_size
 from forerun.errors import InvalidArgument, ModelNotFound
 from forerun.processes import free_port, usable_cores
 from forerun.serve.apart.engine_process import EngineProcess
@@ -39,21 +41,23 @@ def serve_replicas(
     """Until a signal ends it."""
     check_queue(limits)
     check_ray()
+    device = _device(options["device"])
+    _check_model(options)
+    check_gpus(options, replicas, device)
     from forerun.cli.console import say
     from forerun.serve.replicas.deployment import application
     from forerun.serve.replicas.run import serve_until_ended
 
     cores = usable_cores()
-    share = share_of(options, limits, _device(options["device"]), cores / replicas.most)
+    share = share_of(options, limits, device, cores / replicas.most)
     if not address.port:
         address = replace(address, port=free_port(address.host))
     number = f"{replicas.replicas} to {replicas.most}" if replicas.max_replicas else f"{replicas.replicas}"
-    device = f"{share.num_gpus} GPU" if share.num_gpus else f"{max(1, int(share.num_cpus))} threads"
-
+    part = f"{share.num_gpus} GPU" if share.num_gpus else f"{max(1, int(share.num_cpus))} threads"
     name = served_name(options, limits)
 
     def say_ready(url: str) -> None:
-        say(console, f"Serving {name} at {url}: {number} replicas, {device} and {share.rows} sequences at a time each")
+        say(console, f"Serving {name} at {url}: {number} replicas, {part} and {share.rows} sequences at a time each")
 
     served = application(maker(options, limits), address, limits, replicas, share)
     serve_until_ended(served, address, cores, limits.drain_seconds + MORE_SECONDS, say_ready)
@@ -68,6 +72,37 @@ def check_queue(limits: ServiceSettings) -> None:
     if limits.max_queued < 1:
         raise InvalidArgument(
             f"--max-queued {limits.max_queued}: requests for replicas wait in Ray, which lets at least 1 of them"
+        )
+
+
+def _check_model(options: dict[str, Any]) -> None:
+    """What every replica would refuse, after Ray has started, each time it is tried again."""
+    if (size := rank_and_size()[1]) > 1:
+        raise InvalidArgument(
+            f"--replicas: torchrun has started {size} processes that would each start replicas; leave it out "
+            f"and say --tensor-parallel {size}"
+        )
+    if is_whisper(options):
+        check_whisper(options)
+    else:
+        check_split(options)
+        if options["tensor_parallel"] > 1:
+            from forerun.loading import check_shards
+
+            check_shards(options["model"], options["tensor_parallel"], offline=options["offline"])
+    check_speculation(options)
+
+
+def check_gpus(options: dict[str, Any], replicas: ReplicaSettings, device: str) -> None:
+    """Ray would wait for GPUs that never come."""
+    if device != "cuda":
+        return
+    import torch
+
+    each, found = options["tensor_parallel"], torch.cuda.device_count()
+    if each * replicas.most > found:
+        raise InvalidArgument(
+            f"{replicas.most} replicas need {each} GPU each, and there are {found}; at most {found // each} fit"
         )
 
 

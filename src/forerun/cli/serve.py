@@ -81,10 +81,10 @@ def serve(**options: Any) -> None:
     console = err_console()
     with plain_warnings(console):
         console.print(f"loading {options['model']} ...", style="dim", markup=False, highlight=False)
+        check_address(address)
         if replicas.replicas is not None:
             serve_replicas(options, address, limits, replicas, console)
             return
-        check_address(address)
         if not (_serve_speech if is_whisper(options) else _serve_text)(options, address, limits, console):
             raise InvalidArgument(f"--port {address.port}: cannot listen at {address.host}; choose another, or 0")
 

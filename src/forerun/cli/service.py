@@ -44,10 +44,22 @@ def make_speech_service(
     options: dict[str, Any], limits: ServiceSettings, console: Console, engine: str = "0"
 ) -> SpeechService:
     """Load a Whisper, and compile what its decoder uses."""
-    from forerun.cli.pair import is_split
     from forerun.cli.run import told_of_compiling
     from forerun.cli.transcribe import load_pair
     from forerun.serve.speech import SpeechService
+
+    check_whisper(options)
+    loaded, processor = load_pair(options, console)
+    with told_of_compiling(console):
+        decoder = loaded.decoder(options["keep_rows"])
+    return SpeechService(
+        decoder, processor, served_name(options, limits), int(time.time()), options["draft"], limits, engine
+    )
+
+
+def check_whisper(options: dict[str, Any]) -> None:
+    """Refuse what a Whisper does not take, and a machine that cannot read recordings."""
+    from forerun.cli.pair import is_split
     from forerun.speech.audio import check_packages
 
     if is_split(options["tensor_parallel"]):
@@ -63,12 +75,6 @@ def make_speech_service(
             option = f"--{name.replace('_', '-')} {options[name]}"
             raise InvalidArgument(f"{option}: a Whisper is served as it is stored; leave it out")
     check_packages()
-    loaded, processor = load_pair(options, console)
-    with told_of_compiling(console):
-        decoder = loaded.decoder(options["keep_rows"])
-    return SpeechService(
-        decoder, processor, served_name(options, limits), int(time.time()), options["draft"], limits, engine
-    )
 
 
 def served_name(options: dict[str, Any], limits: ServiceSettings) -> str:
