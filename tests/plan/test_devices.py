@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from random import Random
+from statistics import mean
 
 import pytest
 import torch
@@ -13,7 +15,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from forerun.cli.main import cli
 from forerun.errors import InvalidArgument
 from forerun.plan.devices import DeviceSettings, ModelShape, collective_seconds, layouts, pass_seconds
-from forerun.plan.simulate import simulate
+from forerun.plan.simulate import _Simulation, simulate
 
 SHAPE = ModelShape(
     weights=70_000_000_000, stored=71_000_000_000, layers=80, width=8192, heads=64, key_heads=8, head_size=128,
@@ -57,19 +59,52 @@ def test_a_row_that_is_alone_waits_for_its_own_rounds() -> None:
     assert waiting.each_token[0] == pytest.approx(1 / layout.row_tokens_per_second, rel=0.15)
 
 
-@pytest.mark.slow
+def test_answers_may_take_longer_than_requests_are_simulated_for() -> None:
+    """Half a minute of requests, each of which is written for longer: as many tokens come as are asked for."""
+    slow = replace(SETTINGS, devices=1000, rate=70.0, context=8192, link_latency=1000.0)
+    slow = replace(slow, alpha=1.0, draft_length=15, draft_cost=0.0)  # few rounds to simulate
+    waiting = simulate(SHAPE, slow, layouts(SHAPE, slow)[-1])
+    assert not waiting.is_overloaded
+    assert waiting.tokens_per_second == pytest.approx(70 * 8192 / 4, rel=0.1)
+
+
 def test_more_requests_than_can_be_answered() -> None:
-    busy = replace(SETTINGS, rate=2000.0, context=400, rows=1)
-    assert simulate(SHAPE, busy, layouts(SHAPE, busy)[-1]).is_overloaded
+    """Beyond a rate that the formulas give, and not below it, those who come later wait longer."""
+    few = replace(SETTINGS, context=400, memory=19.95, rate=1.0)
+    layout = layouts(SHAPE, few)[-1]
+    assert layout.key_tokens // 400 == 12, "rows that there is room for"
+    simulations = {rate: _Simulation(SHAPE, replace(few, rate=rate), layout, Random(0)) for rate in range(1, 200)}
+    rates = [rate for rate, simulation in simulations.items() if simulation.steady_rows is not None]
+    most = max(rates)
+    assert rates == list(range(1, most + 1))
+    for share, grows in ((0.85, False), (1.2, True)):
+        simulation = _Simulation(SHAPE, replace(few, rate=share * most), layout, Random(1))
+        assert simulation.run().is_overloaded is grows
+        waits = [request.first - request.arrived for request in simulation.ended if request.arrived > 0]
+        assert (mean(waits[1500:]) > 3 * mean(waits[:500])) is grows
 
 
-def test_the_command(tmp_path: object) -> None:
+def test_the_more_requests_the_smaller_the_split_that_answers_soonest() -> None:
+    """As docs/devices.md says of eight devices."""
+    best = []
+    for rate in (8.0, 16.0, 24.0):
+        settings = replace(SETTINGS, rate=rate)
+        waits = [simulate(SHAPE, settings, layout) for layout in layouts(SHAPE, settings)]
+        bearing = [one for one in waits if not one.is_overloaded]
+        best.append(min(bearing, key=lambda one: one.first_token[1] + 100 * one.each_token[1]).layout.split)
+    assert best == [8, 4, 2]
+
+
+def test_the_command(tmp_path: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("forerun.plan.simulate.MOST", 500)
     LlamaConfig(architectures=["LlamaForCausalLM"], num_hidden_layers=2).save_pretrained(str(tmp_path))
     run = CliRunner().invoke(cli, ["plan", str(tmp_path), "--devices", "4", "--json"])
     assert run.exit_code == 0, run.output
     told = json.loads(run.output)
     assert told["prediction"] is True
     assert [layout["split"] for layout in told["layouts"]] == [1, 2, 4]
+    flooded = CliRunner().invoke(cli, ["plan", str(tmp_path), "--devices", "1", "--rate", "1e6"])
+    assert flooded.exit_code == 0 and "all of them are overloaded" in flooded.output
     refused = CliRunner().invoke(cli, ["plan", str(tmp_path), "--devices", "4", "--repeats", "3"])
     assert refused.exit_code == 2 and "--repeats" in refused.output
     refused = CliRunner().invoke(cli, ["plan", str(tmp_path), "--rate", "3", "--memory", "80"])

@@ -94,7 +94,10 @@ def _advice(found: list[Layout], waits: list[Waiting]) -> str:
     most = max(found, key=lambda layout: layout.tokens_per_second)
     lines = [f"Predicted: each row is fastest with {_name(quick)}; most tokens in all come from {_name(most)}."]
     if waits:
-        bearing = [one for one in waits if not one.is_overloaded] or waits
+        bearing = [one for one in waits if not one.is_overloaded]
+        if not bearing:
+            lines.append("At this rate all of them are overloaded: requests would wait longer and longer.")
+            return "\n".join(lines)
         best = min(bearing, key=lambda one: one.first_token[1] + 100 * one.each_token[1])
         lines.append(f"At this rate an answer of 100 tokens is there soonest (95 %) with {_name(best.layout)}.")
     return "\n".join(lines)

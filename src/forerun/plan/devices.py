@@ -153,13 +153,13 @@ def _layout(shape: ModelShape, settings: DeviceSettings, split: int) -> Layout |
     )
 
 
-def round_seconds(shape: ModelShape, settings: DeviceSettings, split: int, rows: int) -> float:
+def round_seconds(shape: ModelShape, settings: DeviceSettings, split: int, rows: float) -> float:
     """A draft on one device, then a pass over all rows' drafts on all devices of a copy."""
     draft = settings.draft_length * settings.draft_cost * pass_seconds(shape, settings, 1, rows, rows)
     return draft + pass_seconds(shape, settings, split, rows, rows * (settings.draft_length + 1))
 
 
-def pass_seconds(shape: ModelShape, settings: DeviceSettings, split: int, rows: int, tokens: int) -> float:
+def pass_seconds(shape: ModelShape, settings: DeviceSettings, split: int, rows: float, tokens: float) -> float:
     """Reading or computing, whichever takes longer, and adding up over the devices."""
     read = shape.weights * shape.bytes_each + rows * settings.context * shape.key_bytes
     reading = read / split / (settings.bandwidth * 1e9)
@@ -167,7 +167,7 @@ def pass_seconds(shape: ModelShape, settings: DeviceSettings, split: int, rows: 
     return max(reading, computing) + collective_seconds(shape, settings, split, tokens)
 
 
-def collective_seconds(shape: ModelShape, settings: DeviceSettings, split: int, tokens: int) -> float:
+def collective_seconds(shape: ModelShape, settings: DeviceSettings, split: int, tokens: float) -> float:
     """Two sums a layer, one of the embedding, and the logits' parts brought together: a ring each."""
     if split == 1:
         return 0.0

@@ -11,12 +11,13 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
+from math import exp
 
 from forerun.plan.devices import DeviceSettings, Layout, ModelShape, pass_seconds, round_seconds
 
 OUTPUT_SHARE = 0.25  # of the context is written, the rest is the prompt
+BEFORE = -1.0  # when requests arrived that are there at the beginning: they are not told of
 FEWEST, MOST, SECONDS = 2000, 20000, 30.0  # requests of a simulation: as many as arrive in so long, within bounds
-OVERLOADED = 1.5  # times as many requests under way when the last arrives as at half time: their number grows
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +28,8 @@ class Waiting:
     served: int
     first_token: tuple[float, float]  # seconds, median and 95th of 100
     each_token: tuple[float, float]  # seconds a token after the first
-    tokens_per_second: float
-    is_overloaded: bool  # the queue grew for as long as requests arrived
+    tokens_per_second: float  # while requests arrived
+    is_overloaded: bool  # more arrive than copies with as many rows as they have room for can answer
 
 
 @dataclass(slots=True)
@@ -52,7 +53,8 @@ class _Copy:
 
 
 def simulate(shape: ModelShape, settings: DeviceSettings, layout: Layout, seed: int = 0) -> Waiting:
-    """Requests of a Poisson process, until all of them are answered."""
+    """Requests of a Poisson process, until all of them are answered. Copies begin with the rows that they have in the
+    long run, so that answers which take longer than requests are simulated for do not look like an idle machine."""
     assert settings.rate is not None
     return _Simulation(shape, settings, layout, random.Random(seed)).run()
 
@@ -66,7 +68,7 @@ class _Simulation:
         self.events: list[
             tuple[float, int, int]
         ] = []  # time, a number that makes ties definite, copy or -1: an arrival
-        self._order = 0
+        self._order, self._tokens = 0, 0
         self._round_costs: dict[int, float] = {}
         self._prompt = settings.context - self._output
         self._prompt_cost = pass_seconds(shape, replace(settings, context=1), layout.split, 1, self._prompt)
@@ -76,22 +78,67 @@ class _Simulation:
         return max(1, int(self.settings.context * OUTPUT_SHARE))
 
     def run(self) -> Waiting:
-        rate = self.settings.rate
-        assert rate is not None
+        rate, steady = self._rate, self.steady_rows
         time, arrivals = 0.0, []
         for _ in range(min(max(FEWEST, int(SECONDS * rate)), MOST)):
             time += self.draws.expovariate(rate)
             arrivals.append(time)
         for moment in arrivals:
             self._push(moment, -1)
-        last = 0.0
+        for number in range(len(self.copies) if steady is not None else 0):
+            self._fill(number, steady or 0.0)
         while self.events:
-            last, _, number = heappop(self.events)
+            now, _, number = heappop(self.events)
             if number < 0:
-                self._arrive(last)
+                self._arrive(now)
             else:
-                self._end_round(last, number)
-        return self._told(arrivals, last)
+                self._end_round(now, number, now <= arrivals[-1])
+        return self._told(arrivals[-1], steady is None)
+
+    @property
+    def _rate(self) -> float:
+        assert self.settings.rate is not None
+        return self.settings.rate
+
+    @property
+    def steady_rows(self) -> float | None:
+        """Rows that a copy has in the long run, on average; None where their number grows for ever.
+
+        With n rows a round lasts t(n), and longer by the prompts that are read meanwhile. As many requests come in the
+        time that one takes as leave: n = arrivals * rounds * t(n) / (1 - arrivals * prompt). t(n) / n falls with n, so
+        this has a solution where the most rows there is room for suffice.
+        """
+        arrivals = self._rate / len(self.copies)
+        free = 1 - arrivals * self._prompt_cost
+        if free <= 0:
+            return None
+        rows, before = 0.0, -1.0
+        while rows - before > 1e-6 * max(rows, 1.0):
+            before = rows
+            rows = arrivals * self._rounds * self._round_of(max(rows, 1.0)) / free
+            if rows > self.most_rows:
+                return None
+        return rows
+
+    @property
+    def _rounds(self) -> float:
+        """Expected of a request. Lengths are exponential, so each round is the last one with the same chance."""
+        alpha, drafted = self.settings.alpha, self.settings.draft_length
+        chances = [alpha**kept * (1 - alpha) for kept in range(drafted)] + [alpha**drafted]
+        goes_on = sum(chance * exp(-(kept + 1) / self._output) for kept, chance in enumerate(chances))
+        return 1 + exp(-0.5 / self._output) * goes_on / (1 - goes_on)
+
+    def _fill(self, number: int, rows: float) -> None:
+        """Somewhere in a round; what is left of exponential lengths is exponential."""
+        copy, whole = self.copies[number], int(rows)
+        whole += self.draws.random() < rows - whole
+        copy.running = [_Request(BEFORE, self._length()) for _ in range(whole)]
+        copy.is_busy = whole > 0
+        if copy.is_busy:
+            self._push(self.draws.random() * self._round(whole), number)
+
+    def _length(self) -> int:
+        return max(1, round(self.draws.expovariate(1 / self._output)))
 
     def _push(self, time: float, number: int) -> None:
         self._order += 1
@@ -101,7 +148,7 @@ class _Simulation:
         drawn = [self.draws.randrange(len(self.copies)) for _ in range(2)]
         number = min(drawn, key=lambda one: self.copies[one].load)
         copy = self.copies[number]
-        copy.waiting.append(_Request(now, max(1, round(self.draws.expovariate(1 / self._output)))))
+        copy.waiting.append(_Request(now, self._length()))
         if not copy.is_busy:
             self._begin_round(now, number)
 
@@ -117,10 +164,13 @@ class _Simulation:
 
     def _round(self, rows: int) -> float:
         if rows not in self._round_costs:
-            self._round_costs[rows] = round_seconds(self.shape, self.settings, self.layout.split, rows)
+            self._round_costs[rows] = self._round_of(rows)
         return self._round_costs[rows]
 
-    def _end_round(self, now: float, number: int) -> None:
+    def _round_of(self, rows: float) -> float:
+        return round_seconds(self.shape, self.settings, self.layout.split, rows)
+
+    def _end_round(self, now: float, number: int, is_counted: bool) -> None:
         copy = self.copies[number]
         for request in copy.running:
             gained = 1
@@ -131,26 +181,23 @@ class _Simulation:
             request.left -= gained
             request.written += gained
             request.ended = now
+            self._tokens += gained * is_counted
         self.ended += [request for request in copy.running if not request.left]
         copy.running = [request for request in copy.running if request.left]
         self._begin_round(now, number)
 
-    def _told(self, arrivals: list[float], end: float) -> Waiting:
-        firsts = [request.first - request.arrived for request in self.ended]
-        each = [
-            (request.ended - request.first) / (request.written - 1) for request in self.ended if request.written > 1
-        ]
+    def _told(self, seconds: float, is_overloaded: bool) -> Waiting:
+        ended = [request for request in self.ended if request.arrived > BEFORE]
+        firsts = [request.first - request.arrived for request in ended]
+        each = [(request.ended - request.first) / (request.written - 1) for request in ended if request.written > 1]
         return Waiting(
             self.layout,
-            len(self.ended),
+            len(ended),
             _percentiles(firsts),
             _percentiles(each or [0.0]),
-            sum(request.written for request in self.ended) / end,
-            self._under_way(arrivals[-1]) > OVERLOADED * max(self._under_way(arrivals[len(arrivals) // 2]), 10),
+            self._tokens / seconds,
+            is_overloaded,
         )
-
-    def _under_way(self, moment: float) -> int:
-        return sum(request.arrived <= moment < request.ended for request in self.ended)
 
 
 def _percentiles(values: Sequence[float]) -> tuple[float, float]:
