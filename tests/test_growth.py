@@ -28,6 +28,7 @@ from forerun.engine.device.prompt_passes import CHUNKS, _chunks
 from forerun.engine.device.row_options import make_options, write_options
 from forerun.engine.row import Row
 from forerun.engine.stops import StopRule
+from forerun.inputs import as_tensors, unpadded
 from forerun.models.scorer import Scorer
 from forerun.policy import Constant, CostModel
 from forerun.policy.base import Policy
@@ -52,6 +53,25 @@ def test_the_count_tells_a_walk_from_all_pairs() -> None:
     assert growth(lambda n: lambda: [2 * i for i in range(n)], 100) == pytest.approx(4, rel=0.1)
     assert growth(lambda n: lambda: [(i, j) for i in range(n) for j in range(n)], 30) > 2 * IN_PROPORTION
     assert growth(lambda n: lambda: sum(range(n)), 100) < CONSTANT
+
+
+def test_short_prompts_beside_a_long_one_are_mostly_padding() -> None:
+    def make(n: int) -> Callable[[], object]:
+        ids = torch.ones(3, n, dtype=torch.int64)
+        mask = torch.zeros_like(ids)
+        mask[0], mask[1, -3:], mask[2, :2] = 1, 1, 1
+        return lambda: unpadded(ids, mask)
+
+    assert growth(make, 500) < CONSTANT
+
+
+def test_prompts_of_many_lengths_are_padded_on_the_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a list of as many zeros: of hundreds of rows as long as the longest there would be gigabytes."""
+    monkeypatch.setattr(torch, "tensor", lambda *_, **__: pytest.fail("a list of lists"))
+    padded = as_tensors([[1, 2], [3], [4, 5, 6]], None, {}, None)
+    assert padded.ids is not None and padded.mask is not None
+    assert padded.ids.tolist() == [[0, 1, 2], [0, 0, 3], [4, 5, 6]]
+    assert padded.mask.tolist() == [[0, 1, 1], [0, 0, 1], [1, 1, 1]]
 
 
 def test_a_prediction_that_says_the_same_again_and_again() -> None:

@@ -14,6 +14,7 @@ from transformers.utils import ModelOutput
 
 from forerun.arguments import INT64_MAX, check_whole, entries, integer, list_of, one_or_several, refuse, shown
 from forerun.errors import InvalidArgument
+from forerun.math.transfer import int64
 from forerun.models.seq2seq import Seq2SeqScorer
 from forerun.types import Source
 
@@ -214,8 +215,10 @@ def _mark(name: str, value: Any) -> int:
 def _left_padded(rows: Sequence[Sequence[int]], device: torch.device | None) -> Tensor:
     """[B, L] with zeros in front."""
     width = max(map(len, rows), default=0)
-    lines = [[0] * (width - len(row)) + list(row) for row in rows]
-    return torch.tensor(lines, dtype=torch.long, device=device).view(len(rows), width)
+    lines = torch.zeros(len(rows), width, dtype=torch.long)
+    for line, row in zip(lines, rows, strict=True):  # beside one long prompt, hundreds of short ones are all padding
+        line[width - len(row) :] = int64(row)
+    return lines if device is None else lines.to(device)
 
 
 @dataclass(frozen=True, slots=True)
@@ -391,7 +394,8 @@ def unpadded(
     for row, (line, kept) in enumerate(zip(ids, real, strict=True)):
         tokens = line
         if not bool(kept.all()):  # in a long prompt without padding nothing has to be looked for
-            if "0" in "".join("01"[one] for one in kept.tolist()).strip("0"):
+            places = kept.nonzero()[:, 0]
+            if len(places) and int(places[-1] - places[0]) >= len(places):
                 raise InvalidArgument(
                     f"{mask_name} of row {row} has a hole in the middle; pad on the left or the right"
                 )
