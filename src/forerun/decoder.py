@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any, NoReturn, Unpack
 
 from torch import Tensor, nn
 from transformers import GenerationConfig, PreTrainedModel
@@ -133,6 +133,13 @@ class SpeculativeDecoder:
         ranks.call(make)
         with on_every_rank(self.target):  # what it is asked needs no counterparts
             return made[0] if made else self._new_engine(self._new_scorer(), None, self.policy)
+
+    def __getstate__(self) -> NoReturn:
+        """For `pickle` and `copy`, which would otherwise tell of a lock that they have met somewhere within."""
+        raise TypeError(
+            "a SpeculativeDecoder cannot be copied or sent to another process: it holds keys and compiled kernels; "
+            "send the model's name and make a decoder there, or give the model to a second SpeculativeDecoder"
+        )
 
     def __repr__(self) -> str:
         parts = (type(self.target).__name__, type(self.drafter).__name__ if self.drafter is not None else "no drafter")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -265,3 +266,9 @@ def test_stop_strings_stop_where_transformers_stops(embedded: tuple[Any, Any], s
             assert found == wanted, (text, border)
             checked += wanted is not None
     assert checked
+
+
+@pytest.mark.parametrize("way", (pickle.dumps, copy.deepcopy, copy.copy), ids=lambda way: way.__name__)
+def test_a_decoder_says_that_it_stays_where_it_is(way: Any) -> None:
+    with pytest.raises(TypeError, match=r"SpeculativeDecoder cannot be copied or sent to another process.*there"):
+        way(decoder())
