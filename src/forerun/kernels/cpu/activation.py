@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
 from forerun.kernels.cpu.compiled import compiled
+from forerun.kernels.cpu.disk_cache import njit
 from forerun.kernels.cpu.exponential import exponential
 from forerun.kernels.cpu.memory import Floats
 from forerun.math.skinny import Activation

@@ -6,11 +6,12 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import carray, njit, types
+from numba import carray, types
 from numba.extending import intrinsic
 
 from forerun.kernels.cpu import emit
 from forerun.kernels.cpu.compiled import compiled
+from forerun.kernels.cpu.disk_cache import njit
 from forerun.kernels.cpu.emit import BYTES, F32, I32, I64, Loop, floats, fma, load, row_pointers, whole
 from forerun.kernels.cpu.exponential import capped, exponential, exponentials
 from forerun.kernels.cpu.memory import Floats, pointer, prefetch

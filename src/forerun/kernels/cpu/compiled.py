@@ -11,7 +11,9 @@ from collections.abc import Callable
 from functools import cache, partial
 from typing import Any
 
-from numba import cfunc, njit, types
+from numba import types
+
+from forerun.kernels.cpu.disk_cache import cfunc, njit
 
 ARGUMENTS = 9  # of a product
 

@@ -7,11 +7,12 @@ from itertools import accumulate
 
 import numpy as np
 import torch
-from numba import njit, prange
+from numba import prange
 from torch import Tensor
 
 from forerun.kernels.cpu.attention import MOST_QUERIES, attend
 from forerun.kernels.cpu.choice import is_gain
+from forerun.kernels.cpu.disk_cache import njit
 from forerun.kernels.cpu.measured import remembered, seconds
 from forerun.kernels.cpu.memory import Ints
 from forerun.kernels.cpu.threads import most_threads, turn

@@ -8,10 +8,11 @@ go straight into the ragged cache; those of the sources were made when they were
 from __future__ import annotations
 
 import numpy as np
-from numba import carray, njit, prange
+from numba import carray, prange
 
 from forerun.kernels.cpu.activation import gelus
 from forerun.kernels.cpu.attention import MOST_QUERIES, attend
+from forerun.kernels.cpu.disk_cache import njit
 from forerun.kernels.cpu.memory import Floats, Ints, add_at, pointer
 from forerun.kernels.cpu.norms import centred_norm
 from forerun.kernels.cpu.product import multiply

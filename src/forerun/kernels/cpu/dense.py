@@ -7,10 +7,11 @@ from functools import cache
 from typing import Any
 
 from llvmlite import ir
-from numba import literally, njit, prange, types
+from numba import literally, prange, types
 from numba.extending import intrinsic
 
 from forerun.kernels.cpu.compiled import address_of
+from forerun.kernels.cpu.disk_cache import njit
 from forerun.kernels.cpu.emit import I64
 from forerun.kernels.cpu.share import share
 from forerun.kernels.cpu.threads import turn

@@ -10,11 +10,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from numba import carray, njit, prange
+from numba import carray, prange
 from torch import Tensor
 
 from forerun.kernels.cpu.activation import activate
 from forerun.kernels.cpu.compiled import compiled
+from forerun.kernels.cpu.disk_cache import njit
 from forerun.kernels.cpu.exponential import exponential
 from forerun.kernels.cpu.memory import Floats, Ints, pointer
 from forerun.kernels.cpu.product import multiply, product_address

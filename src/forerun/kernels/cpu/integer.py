@@ -13,11 +13,12 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import carray, njit, types
+from numba import carray, types
 from numba.extending import intrinsic
 
 from forerun.kernels.cpu import emit, quads
 from forerun.kernels.cpu.compiled import address_of
+from forerun.kernels.cpu.disk_cache import njit
 from forerun.kernels.cpu.emit import F32, I8, I16, I32, I64, Loop, floats, load, shuffled, whole
 from forerun.kernels.cpu.memory import Floats, pointer
 from forerun.kernels.cpu.processor import HAS_PARTIAL_SUMS

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import torch
-from numba import njit, prange
+from numba import prange
 from torch import Tensor, nn
 
+from forerun.kernels.cpu.disk_cache import njit
 from forerun.kernels.cpu.product import multiply, product_address
 from forerun.kernels.cpu.share import GRAIN, share
 from forerun.kernels.cpu.threads import turn

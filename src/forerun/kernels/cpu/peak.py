@@ -5,8 +5,9 @@ from __future__ import annotations
 import time
 
 import torch
-from numba import njit, prange
+from numba import prange
 
+from forerun.kernels.cpu.disk_cache import njit
 from forerun.kernels.cpu.threads import turn
 from forerun.kernels.cpu.tile import MOST_TOKENS, ROWS, wide
 from forerun.kernels.cpu.widen import FLOAT32, WIDEST

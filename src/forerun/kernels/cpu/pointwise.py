@@ -8,10 +8,11 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import carray, njit, prange
+from numba import carray, prange
 
 from forerun.kernels.cpu.activation import SILU, activate, gated
 from forerun.kernels.cpu.compiled import compiled
+from forerun.kernels.cpu.disk_cache import njit
 from forerun.kernels.cpu.memory import Floats, Ints, pointer
 from forerun.kernels.cpu.norms import NONE, norm
 from forerun.kernels.cpu.share import share

@@ -12,10 +12,11 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import literally, njit, types
+from numba import literally, types
 from numba.extending import intrinsic
 
 from forerun.kernels.cpu.compiled import ARGUMENTS, address_of
+from forerun.kernels.cpu.disk_cache import njit
 from forerun.kernels.cpu.emit import I64
 from forerun.kernels.cpu.memory import Floats
 from forerun.kernels.cpu.tile import MOST_TOKENS, ROWS, thin, wide, widen_row

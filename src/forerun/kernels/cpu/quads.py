@@ -10,10 +10,11 @@ from __future__ import annotations
 from typing import Any
 
 from llvmlite import ir
-from numba import njit, types
+from numba import types
 from numba.extending import intrinsic
 
 from forerun.kernels.cpu import emit
+from forerun.kernels.cpu.disk_cache import njit
 from forerun.kernels.cpu.emit import F32, I8, I16, I32, I64, Loop, everywhere, floats, load, shuffled, whole
 from forerun.kernels.cpu.memory import Floats
 from forerun.kernels.cpu.processor import PROCESSOR

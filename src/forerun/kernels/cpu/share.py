@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from numba import njit
-
+from forerun.kernels.cpu.disk_cache import njit
 from forerun.math.panels import PANEL
 
 GRAIN = PANEL  # rows of a weight that no two threads split: tiles take four, panels lie in sixteens

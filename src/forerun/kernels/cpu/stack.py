@@ -11,11 +11,12 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import carray, njit, prange
+from numba import carray, prange
 
 from forerun.kernels.cpu.activation import SILU, activate, gated
 from forerun.kernels.cpu.attention import attend
 from forerun.kernels.cpu.compiled import compiled
+from forerun.kernels.cpu.disk_cache import njit
 from forerun.kernels.cpu.memory import Floats, Ints, add_at, pointer
 from forerun.kernels.cpu.norms import NONE, NORM, norm, norms
 from forerun.kernels.cpu.product import multiply

@@ -15,10 +15,11 @@ from __future__ import annotations
 from typing import Any
 
 from llvmlite import ir
-from numba import literally, njit, types
+from numba import literally, types
 from numba.extending import intrinsic
 
 from forerun.kernels.cpu import emit
+from forerun.kernels.cpu.disk_cache import njit
 from forerun.kernels.cpu.emit import F32, I32, I64, Loop, floats, load, row_pointers, shuffled, whole
 from forerun.kernels.cpu.widen import FORMATS, MANY_REGISTERS, Stored
 
