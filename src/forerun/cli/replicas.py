@@ -59,7 +59,8 @@ def serve_replicas(
     def say_ready(url: str) -> None:
         say(console, f"Serving {name} at {url}: {number} replicas, {part} and {share.rows} sequences at a time each")
 
-    served = application(maker(options, limits), address, limits, replicas, share)
+    # What fails at once would fail again: whoever has typed the command is told why.
+    served = application(maker(options, limits), address, limits, replicas, share, tries=1)
     serve_until_ended(served, address, cores, limits.drain_seconds + MORE_SECONDS, say_ready)
 
 

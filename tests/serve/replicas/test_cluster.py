@@ -26,6 +26,7 @@ import yaml
 
 from forerun.cli import deployed
 from forerun.processes import free_port
+from forerun.serve.replicas import run
 from forerun.serve.replicas.names import MIDDLEWARES
 from forerun.serve.replicas.run import cluster, deploy, url
 from forerun.serve.settings import AddressSettings
@@ -299,6 +300,8 @@ def test_the_command_drains_and_leaves_nothing_behind(tmp_path: Path) -> None:
             assert next(lines).startswith("data: ")
             children = descendants(process.pid)
             assert len(replicas_of(process.pid)) == 2
+            idle = ("log_monitor", "dashboard.py", "monitor.py")
+            assert not [name for name in children.values() if any(each in name for each in idle)]
             process.send_signal(signal.SIGTERM)
             refused = itertools.takewhile(lambda got: got.status_code == 200, iter(lambda: try_one(address), None))
             assert len(list(refused)) < 1000
@@ -321,6 +324,17 @@ def test_a_start_that_is_ended_leaves_nothing_behind(tmp_path: Path) -> None:
         assert process.wait(PATIENCE) == 128 + signal.SIGTERM
     wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in children), 10)
     assert {*Path("/tmp").glob("forerun-*"), *Path("/dev/shm").glob("*")} <= before
+
+
+def test_a_replica_that_cannot_be_started_says_why_in_a_line(tmp_path: Path) -> None:
+    folder = save(tmp_path / "m", tiny_model("llama", vocab=VOCAB, eos_token_id=0, max_position_embeddings=2048))
+    options = ("--device", "cpu", "--port", "0", "--replicas", "1", "--draft", "no/such/draft", "--offline")
+    command = [sys.executable, "-m", "forerun", "serve", folder, *options]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=2 * PATIENCE, check=False)
+    assert ended.returncode == 2
+    assert ended.stderr.splitlines()[-1].startswith("Error: no replica could be started: no folder 'no/such/draft'")
+    assert f'File "{Path(run.__file__)}"' not in ended.stderr, "a traceback of the command itself"
+    assert "ServeController" in ended.stderr, "what Ray's processes say is shown meanwhile"
 
 
 @contextmanager

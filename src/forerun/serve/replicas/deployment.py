@@ -21,6 +21,7 @@ from forerun.serve.settings import AddressSettings, ReplicaSettings, ServiceSett
 HEALTH_PERIOD = 2.0  # seconds between two looks at a replica
 LOOK_SECONDS = 2.0  # that an engine is given to say how it is, before a page of metrics goes without that
 MORE_ROWS = 2  # times as many requests as a replica decodes are with it, so that it need not wait for the next one
+TRIES = 20  # as Ray says by itself; it takes three a replica where that is less
 UPSCALE_SECONDS = 10.0  # that requests have queued up before a replica is added
 DOWNSCALE_SECONDS = 120.0  # that they have not before one goes: loading a model takes long
 
@@ -74,8 +75,9 @@ def application(
     limits: ServiceSettings,
     replicas: ReplicaSettings,
     share: Share,
+    tries: int = TRIES,
 ) -> Any:
-    """What `serve.run` and `serve deploy` take."""
+    """What `serve.run` and `serve deploy` take. After so many `tries` no first replica is started any more."""
     number = replicas.replicas or 1
     scaling: dict[str, Any] = {"num_replicas": number}
     if replicas.max_replicas is not None:
@@ -94,6 +96,7 @@ def application(
         serve.ingress()(Replica),
         name=DEPLOYMENT,
         ray_actor_options={"num_cpus": share.num_cpus, "num_gpus": share.num_gpus},
+        max_constructor_retry_count=tries,
         max_ongoing_requests=MORE_ROWS * share.rows,
         max_queued_requests=limits.max_queued,
         backpressure_config=BackpressureConfig(retry_after_s=RETRY_AFTER),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import secrets
 import signal
 import tempfile
@@ -11,10 +12,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any, NoReturn
 
-from forerun.errors import ReplicasLost
+from forerun.errors import ReplicasLost, first_line
+from forerun.serve.replicas.logs import shown_logs
 from forerun.serve.replicas.names import APPLICATION, MIDDLEWARES, OURS_ALONE, log_level, logging_config
 from forerun.serve.settings import AddressSettings
 
@@ -36,11 +39,20 @@ SETTINGS = {
     "REPORTER_UPDATE_INTERVAL_MS": "60000",  # of what processes use, for a dashboard that is not there
     "RAY_task_events_report_interval_ms": "0",  # never
     "RAY_event_stats": "0",
-    "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.5",  # rounds of the controller; else 0.1, a twentieth of a core
+    "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "1",  # rounds of the controller; else 0.1, a twentieth of a core
+    "RAY_SERVE_EVENT_LOOP_MONITORING_INTERVAL_S": "60",
     "RAY_raylet_report_resources_period_milliseconds": "1000",  # of one machine, whose shares are fixed; else 100
     "RAY_memory_monitor_refresh_ms": "1000",  # else 250
+    "RAY_raylet_check_gc_period_milliseconds": "1000",  # else 100, as the next one: of objects, of which there are few
+    "RAY_object_manager_timer_freq_ms": "1000",
+    "RAY_kill_idle_workers_interval_ms": "5000",  # else 200
+    "RAY_report_worker_backlog_interval_ms": "60000",  # of tasks that wait, which there are none of
+    "RAY_debug_dump_period_milliseconds": "0",  # never
+    "RAY_io_context_monitor_probe_interval_ms": "60000",
 }
 """What Ray finds in its environment, unless whoever starts us has said otherwise."""
+RAISED = re.compile(r"^forerun\.errors\.\w+: |^(?=\w*(?:Error|Exception): )")
+"""How the last line of a traceback begins; the name of an error of ours says nothing that its message does not."""
 LOOK_SECONDS = 2.0  # between two looks at the cluster
 LOST_SECONDS = 30.0  # that it may not answer
 POLL_SECONDS = 0.2
@@ -66,20 +78,23 @@ def cluster(address: AddressSettings, cores: int) -> Iterator[None]:
                     address="local",
                     num_cpus=cores,
                     include_dashboard=False,
+                    log_to_driver=False,
                     object_store_memory=STORE_BYTES,
                     logging_level=level,
                     _temp_dir=folder,
                 )
-            serve.start(
-                http_options={
-                    "host": address.host,
-                    "port": address.port,
-                    "ssl_keyfile": address.ssl_keyfile,
-                    "ssl_certfile": address.ssl_certfile,
-                },
-                logging_config=logging_config(address),
-            )
-            yield
+            _end_idle_processes()
+            with shown_logs(Path(folder) / "session_latest" / "logs"):
+                serve.start(
+                    http_options={
+                        "host": address.host,
+                        "port": address.port,
+                        "ssl_keyfile": address.ssl_keyfile,
+                        "ssl_certfile": address.ssl_certfile,
+                    },
+                    logging_config=logging_config(address),
+                )
+                yield
         finally:
             ray.shutdown()
 
@@ -99,11 +114,35 @@ def _deaf_children() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
+def _end_idle_processes() -> None:
+    """A dashboard's server without a dashboard, what scales nodes where there is one, and the reader of logs: a fifth
+    of what Ray takes of the cores while nobody asks. `shown_logs` reads logs instead."""
+    from ray._private import worker
+
+    node = getattr(worker, "_global_node", None)
+    for name in ("kill_dashboard", "kill_monitor", "kill_log_monitor"):
+        if end := getattr(node, name, None):  # a later Ray may call them otherwise: then they run on
+            end(check_alive=False)
+
+
 def deploy(application: Any) -> None:
     """Wait until all replicas are ready. In the place of one that runs already, replica after replica."""
     from ray import serve
 
-    serve.run(application, name=APPLICATION, route_prefix="/")
+    try:
+        serve.run(application, name=APPLICATION, route_prefix="/")
+    except RuntimeError as error:
+        raise ReplicasLost(f"no replica could be started: {_reason(error)}") from error
+
+
+def _reason(error: RuntimeError) -> str:
+    """What the last replica that was tried has raised, in a line: Ray tells its whole traceback."""
+    from ray import serve
+
+    application = serve.status().applications.get(APPLICATION)
+    told = [] if application is None else [each.message for each in application.deployments.values()]
+    lines = [line for message in told for line in message.splitlines() if RAISED.match(line)]
+    return RAISED.sub("", lines[-1]) if lines else first_line(error)
 
 
 def drain(seconds: float) -> None:
