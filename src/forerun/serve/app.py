@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import json
 import logging
 import time
 from collections.abc import AsyncIterator, Callable
@@ -28,6 +29,7 @@ from forerun.serve.errors import ApiError, from_validation
 from forerun.serve.foreign_pages import ForeignPageMiddleware
 from forerun.serve.formats import ChatFormat, CompletionFormat
 from forerun.serve.grammar import wants_grammar
+from forerun.serve.large_body import InvalidBody, LargeBodyRoute, list_of_numbers
 from forerun.serve.model import ServedModel
 from forerun.serve.schemas import ChatBody, CompletionBody, DetokenizeBody, Generation, TokenizeBody
 from forerun.serve.service import Asked, Service
@@ -62,6 +64,7 @@ def create_app(service: Service | SpeechService, address: AddressSettings) -> Fa
         await asyncio.to_thread(service.close)
 
     app = FastAPI(title="Forerun", version=__version__, docs_url=None, redoc_url=None, lifespan=lifespan)
+    app.router.route_class = LargeBodyRoute
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(ApiError, _refused)
     app.add_exception_handler(HTTPException, _http_error)
@@ -136,23 +139,29 @@ def _add_generation(app: FastAPI, service: Service) -> None:
 
 
 def _add_tokens(app: FastAPI, model: ServedModel) -> None:
-    @app.post("/tokenize")
-    async def tokenize(body: TokenizeBody) -> dict[str, Any]:
+    def tokenized(body: TokenizeBody) -> str:
+        if body.messages is not None:
+            tokens = chat_prompt(body.messages, body.tools, model)
+        else:
+            tokens = model.encode(body.prompt or "", body.add_special_tokens is not False)
+        rest = json.dumps({"count": len(tokens), "max_model_len": model.context_length})
+        return f'{{"tokens": {list_of_numbers(tokens)}, {rest[1:]}'
+
+    def detokenized(body: DetokenizeBody) -> str:
+        model.check_tokens("tokens", body.tokens)
+        return json.dumps({"prompt": model.decode(body.tokens, False)}, ensure_ascii=False)
+
+    @app.post("/tokenize", response_model=dict[str, Any])
+    async def tokenize(body: TokenizeBody) -> Response:
         """Token ids of a text, or of a chat as the model reads it."""
         model.check_name(body.model)
-        if body.messages is not None:
-            tokens = await asyncio.to_thread(chat_prompt, body.messages, body.tools, model)
-        else:
-            add = body.add_special_tokens is not False
-            tokens = await asyncio.to_thread(model.encode, body.prompt or "", add)
-        return {"tokens": tokens, "count": len(tokens), "max_model_len": model.context_length}
+        return Response(await asyncio.to_thread(tokenized, body), media_type="application/json")
 
-    @app.post("/detokenize")
-    async def detokenize(body: DetokenizeBody) -> dict[str, Any]:
+    @app.post("/detokenize", response_model=dict[str, Any])
+    async def detokenize(body: DetokenizeBody) -> Response:
         """The text of token ids, special ones included."""
         model.check_name(body.model)
-        model.check_tokens("tokens", body.tokens)
-        return {"prompt": await asyncio.to_thread(model.decode, body.tokens, False)}
+        return Response(await asyncio.to_thread(detokenized, body), media_type="application/json")
 
 
 def _add_page(app: FastAPI) -> None:
@@ -281,7 +290,7 @@ async def _invalid(http: Request, error: Exception) -> Response:
 async def _http_error(http: Request, error: Exception) -> Response:
     """Of the framework's own: no such path or method, a body that is too large or cannot be read."""
     assert isinstance(error, HTTPException)
-    answer = ApiError(error.status_code, str(error.detail))
+    answer = error.answer if isinstance(error, InvalidBody) else ApiError(error.status_code, str(error.detail))
     return JSONResponse(answer.body, answer.status, headers=error.headers)
 
 

@@ -99,7 +99,7 @@ def from_validation(errors: Sequence[Any]) -> ApiError:
     """The first complaint of pydantic about a body. Values are not repeated: they may be prompts."""
     place = _names(errors[0])
     # Of a union every member complains. Whichever came furthest into the same place is the one that was meant.
-    error = max((each for each in errors if _names(each)[: len(place)] == place), key=lambda each: len(_names(each)))
+    error = max((each for each in errors if _names(each)[: len(place)] == place), key=_depth)
     names = _names(error)
     param, kind = ".".join(names), error["type"]
     if kind == "value_error":  # of a check of ours, which names the fields
@@ -112,6 +112,12 @@ def from_validation(errors: Sequence[Any]) -> ApiError:
     if kind == "extra_forbidden":
         return ApiError(400, f"{param}: there is no such field here", param=param, code="unknown_field")
     return ApiError(400, f"{param}: {error['msg']}", param=param, code=kind)
+
+
+def _depth(error: Any) -> tuple[int, ...]:
+    """How far into a body a complaint came; behind all items where it is of their number."""
+    names = _names(error)
+    return error["type"] == "too_long", len(names), *(int(name) for name in names if name.isdecimal())
 
 
 def _names(error: Any) -> list[str]:

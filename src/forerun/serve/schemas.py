@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, WrapValidator, model_validator
 
 INT64 = 2**63
 MOST_CHOICES = 128
@@ -12,26 +13,42 @@ MOST_LOGPROBS = 20
 MOST_STOPS = 16
 MOST_TOKENS = 2**31 - 1
 MOST_TOOLS = 128
+MOST_ITEMS = 2**16  # turns of a chat, prompts of a request
+AT_ONCE = 2**16  # token ids that are looked at before another thread may go on
+FEW_BIASES = 1024  # of more than that, wrong ones are looked for here: a complaint takes more than an item does
+
+
+def _in_pieces(given: Any, validate: Callable[[Any], Any]) -> Any:
+    """Pydantic looks at a list in one go, and nobody else goes on meanwhile."""
+    if not isinstance(given, list) or len(given) <= AT_ONCE:
+        return validate(given)
+    try:
+        for start in range(0, len(given), AT_ONCE):
+            validate(given[start : start + AT_ONCE])
+    except ValidationError:
+        return validate(given)  # which says where
+    return given
+
+
+def _biases(given: Any, validate: Callable[[Any], Any]) -> Any:
+    """Of many biases the first that is none is complained of, if there is one, and not a million of them."""
+    if not isinstance(given, dict) or len(given) <= FEW_BIASES:
+        return validate(given)
+    for token, bias in given.items():
+        if not (token.isdecimal() and len(token) <= 10 and type(bias) in (int, float) and -100 <= bias <= 100):
+            validate({token: bias})
+            return validate(given)
+    return {token: float(bias) for token, bias in given.items()}
+
 
 # Of a list the first wrong item is all that is complained of: a complaint takes more time and memory than an item does.
-TokenIds = Annotated[list[Annotated[int, Field(ge=0)]], Field(fail_fast=True)]
+TokenIds = Annotated[list[Annotated[int, Field(ge=0)]], Field(fail_fast=True), WrapValidator(_in_pieces)]
 Count = Annotated[int, Field(ge=1, le=MOST_CHOICES)]
 NewTokens = Annotated[int, Field(ge=1, le=MOST_TOKENS)]
 Stop = Annotated[str, Field(min_length=1, max_length=1000)]
 Prompt = Annotated[str, Field(min_length=1)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 Bias = Annotated[float, Field(ge=-100, le=100)]
-FEW_BIASES = 1024  # of more than that, wrong ones are looked for before pydantic would list all of them
-
-
-def _first_wrong(given: Any) -> Any:
-    """Of many biases the first that is none, if there is one: the same complaint, and not a million of them."""
-    if not isinstance(given, dict) or len(given) <= FEW_BIASES:
-        return given
-    for token, bias in given.items():
-        if not (token.isdecimal() and len(token) <= 10 and type(bias) in (int, float) and -100 <= bias <= 100):
-            return {token: bias}
-    return given
 
 
 class Body(BaseModel):
@@ -109,9 +126,9 @@ class Generation(Body):
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
-    logit_bias: Annotated[
-        dict[Annotated[str, Field(pattern=r"^\d{1,10}$")], Bias] | None, BeforeValidator(_first_wrong)
-    ] = None
+    logit_bias: Annotated[dict[Annotated[str, Field(pattern=r"^\d{1,10}$")], Bias] | None, WrapValidator(_biases)] = (
+        None
+    )
     max_tokens: NewTokens | None = None
     user: str | None = Field(None, description="A label of the client's own; it changes nothing.")
     # As in vLLM
@@ -142,9 +159,9 @@ class CompletionBody(Generation):
 
     prompt: (
         Prompt
-        | Annotated[list[Prompt], Field(min_length=1, fail_fast=True)]
+        | Annotated[list[Prompt], Field(min_length=1, max_length=MOST_ITEMS, fail_fast=True)]
         | TokenIds
-        | Annotated[list[TokenIds], Field(fail_fast=True)]
+        | Annotated[list[TokenIds], Field(max_length=MOST_ITEMS, fail_fast=True)]
     )
     max_tokens: Annotated[int, Field(ge=0, le=MOST_TOKENS)] | None = Field(
         None, description="16 unless given, as in OpenAI's API; 0 only with echo."
@@ -232,7 +249,7 @@ Tools = Annotated[list[Tool], Field(max_length=MOST_TOOLS)]
 class ChatBody(Generation):
     """`POST /v1/chat/completions`."""
 
-    messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)]
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MOST_ITEMS, fail_fast=True)]
     max_completion_tokens: NewTokens | None = Field(None, description="Up to the context's end unless given.")
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] | None = None
@@ -256,7 +273,7 @@ class TokenizeBody(Body):
 
     model: str | None = None
     prompt: str | None = None
-    messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)] | None = None
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MOST_ITEMS, fail_fast=True)] | None = None
     tools: Tools | None = Field(None, description="Of a chat.")
     add_special_tokens: bool | None = None
 

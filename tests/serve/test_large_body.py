@@ -1,0 +1,158 @@
+"""Large bodies are read as small ones are, and nobody waits for them."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from forerun.serve.large_body import LARGE, MANY_VALUES, PIECE, list_of_numbers, parse, read
+from forerun.serve.schemas import AT_ONCE, FEW_BIASES, MOST_ITEMS, ChatBody, CompletionBody
+from serve.serving import Server
+from support.folders import byte_tokenizer
+
+MANY = 3 * MANY_VALUES
+NUMBERS = ", ".join(map(str, range(MANY)))
+TEXTS = {
+    "numbers": f"[{NUMBERS}]",
+    "others among them": f'[{NUMBERS}, -1, 2.5, "a, b", null, [{NUMBERS}], {{"x": [{NUMBERS}]}}, {NUMBERS}]',
+    "blanks": f"[ \n{NUMBERS.replace(', ', ' , ')} \t]",
+    "pairs": json.dumps([[1, 2]] * MANY),
+    "texts": json.dumps(['a, b\u00e9"' for _ in range(MANY)]),
+    "an object": json.dumps({str(number): number for number in range(MANY)}),
+    "not numbers": json.dumps([float("inf"), float("nan")] * MANY),
+}
+WRONG = {
+    "a comma too many": f"[{NUMBERS},]",
+    "two of them": f"[{NUMBERS},, 3]",
+    "in the middle": f"[{NUMBERS}, ,{NUMBERS}]",
+    "first": f"[,{NUMBERS}]",
+    "no comma": f"[{NUMBERS} 3, {NUMBERS}]",
+    "a zero in front": f"[{NUMBERS}, 007, {NUMBERS}]",
+    "no end": f"[{NUMBERS}",
+    "more behind": f"[{NUMBERS}] 1",
+    "another bracket": f"[{NUMBERS}}}",
+}
+
+
+@pytest.mark.parametrize("name", TEXTS)
+@pytest.mark.parametrize("encoding", ("utf-8", "utf-16"))
+def test_they_are_what_the_standard_library_reads(name: str, encoding: str) -> None:
+    text = TEXTS[name]
+    assert text.count(",") >= MANY_VALUES and repr(parse(text.encode(encoding))) == repr(json.loads(text))
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_is_no_json_is_refused_at_the_same_place(name: str) -> None:
+    with pytest.raises(json.JSONDecodeError) as known:
+        json.loads(WRONG[name])
+    with pytest.raises(json.JSONDecodeError) as found:
+        parse(WRONG[name].encode())
+    assert (found.value.msg, found.value.pos) == (known.value.msg, known.value.pos)
+
+
+def test_lists_of_numbers_are_written_as_json() -> None:
+    for number in (0, 1, MANY_VALUES, MANY_VALUES + 1, MANY):
+        assert json.loads(list_of_numbers(list(range(number)))) == list(range(number))
+
+
+IDS = json.dumps({"prompt": list(range(1_000_000))}).encode()
+BODIES: dict[str, tuple[type[Any], bytes]] = {
+    "ids": (CompletionBody, IDS),
+    "biases": (CompletionBody, json.dumps({"prompt": "x", "logit_bias": {str(i): 1 for i in range(200_000)}}).encode()),
+    "turns": (ChatBody, json.dumps({"messages": [{"role": "user", "content": "x"}] * 20_000}).encode()),
+    "lists": (CompletionBody, json.dumps({"prompt": [[1, 2]] * 60_000}).encode()),
+    "unknown fields": (CompletionBody, json.dumps({f"k{i}": 1 for i in range(200_000)}).encode()),
+}
+
+
+@contextmanager
+def switching() -> Iterator[None]:
+    """Between threads as often as a server does."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-4)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(before)
+
+
+def longest_wait(work: Callable[[], object]) -> float:
+    """Seconds of work, by the processor's clock, between two looks of a thread that looks every millisecond."""
+    worst, is_over = 0.0, threading.Event()
+
+    def look() -> None:
+        nonlocal worst
+        last = time.process_time()
+        while not is_over.is_set():
+            time.sleep(0.001)
+            now = time.process_time()
+            worst, last = max(worst, now - last), now
+
+    looking = threading.Thread(target=look)
+    looking.start()
+    time.sleep(0.01)
+    try:
+        work()
+    except Exception as error:
+        assert type(error).__name__ == "InvalidBody"
+    is_over.set()
+    looking.join()
+    return worst
+
+
+@pytest.mark.parametrize("name", BODIES)
+def test_others_go_on_meanwhile(name: str) -> None:
+    """Least of a few times: other processes may keep the thread that looks from looking."""
+    model, body = BODIES[name]
+    with switching():
+        assert min(longest_wait(lambda: read(body, model)) for _ in range(3)) < 0.05
+
+
+def test_the_standard_library_keeps_others_waiting() -> None:
+    """The control: in a thread as well, but in one step."""
+    with switching():
+        assert min(longest_wait(lambda: CompletionBody.model_validate(json.loads(IDS))) for _ in range(3)) > 0.07
+
+
+def test_over_http(server: Server) -> None:
+    text = "the sea " * 250
+    many = {str(token): -100 for token in range(2, 258)}
+    small = {"prompt": text, "max_tokens": 5, "temperature": 0, "logit_bias": many}
+    large = {**small, "logit_bias": {**many, **{f"{token:07d}": -100 for token in range(2, 258)}}, "user": "x" * LARGE}
+    assert server.complete(**large)["choices"] == server.complete(**small)["choices"]
+    ids = byte_tokenizer()(text).input_ids * 20
+    told = server.post("/tokenize", prompt=text * 20).json()
+    assert told == {"tokens": ids, "count": len(ids), "max_model_len": 2048}
+    assert server.post("/detokenize", tokens=ids).json() == {"prompt": text * 20}
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "words"),
+    (
+        ({"prompt": [1] * AT_ONCE + ["x"]}, f"prompt.{AT_ONCE}", "valid integer"),
+        ({"prompt": [1] * (2 * AT_ONCE)}, "prompt", "holds 2048 tokens"),
+        ({"prompt": "x", "logit_bias": {str(i): i for i in range(FEW_BIASES)} | {"y" * LARGE: 1}}, None, "logit_bias"),
+        ({"prompt": ["x"] * (MOST_ITEMS + 1)}, "prompt", f"at most {MOST_ITEMS}"),
+        ({"prompt": "x", "user": "y" * LARGE, "foo": 1}, "foo", "no such field"),
+        ({"prompt": "x", "user": "y" * LARGE, "stream_options": {}}, None, "needs stream"),
+        ([1] * LARGE, None, "must be a JSON object"),
+    ),
+    ids=("id", "long", "bias", "prompts", "field", "ours", "list"),
+)
+def test_what_is_wrong_is_told_as_of_small_ones(server: Server, body: Any, param: str | None, words: str) -> None:
+    answer = server.client.post("/v1/completions", json=body)
+    error = answer.json()["error"]
+    assert answer.status_code == 400 and words in error["message"], error
+    assert param is None or error["param"] == param
+    assert len(answer.content) < 1000
+    broken = server.client.post(
+        "/v1/completions", content=f'{{"prompt": [{NUMBERS},]}}', headers={"Content-Type": "application/json"}
+    )
+    assert broken.status_code == 400 and broken.json()["error"]["code"] == "invalid_json" and len(NUMBERS) > PIECE
