@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
+import threading
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -15,7 +18,8 @@ from llguidance import LLMatcher, LLParserLimits
 from forerun import SamplingParams, SpeculativeDecoder
 from forerun.engine import Request
 from forerun.serve import grammar as grammars
-from forerun.serve.grammar import Grammar, make_tokenizer
+from forerun.serve.errors import ApiError
+from forerun.serve.grammar import Grammar, make_tokenizer, with_deep_stack
 from serve.serving import Server
 from support.finish import finished
 from support.folders import VOCAB, byte_tokenizer
@@ -190,3 +194,53 @@ def test_what_others_used_up_does_not_end_a_text(server: Server, few_states: Non
         assert answer.status_code == 400 and answer.json()["error"]["code"] == "no_token", answer.text
         short = server.complete(**body, logit_bias={str(TOKENIZER("c").input_ids[0]): 100.0})
         assert short["choices"][0]["finish_reason"] == "stop" and short["choices"][0]["text"] == ""
+
+
+DEEP = """
+import json
+from llguidance import LLMatcher, LLTokenizer
+from forerun.serve.errors import ApiError
+from forerun.serve.grammar import Grammar, MOST_CHARACTERS
+
+TOKENIZER = LLTokenizer("byte")
+
+def chain(kind, number):
+    if kind == "rules":
+        rules = (f'a{i}: "x" | a{i + 1} "y"' for i in range(number))
+        return LLMatcher.grammar_from_lark("\\n".join(("start: a0", *rules, f'a{number}: "z"')))
+    shapes = {"references": lambda ref: ref, "objects": lambda ref: {"type": "object", "properties": {"x": ref}},
+              "all of": lambda ref: {"allOf": [ref]}}
+    named = {f"a{i}": shapes[kind]({"$ref": f"#/$defs/a{i + 1}"}) for i in range(number)}
+    schema = {"$ref": "#/$defs/a0", "$defs": {**named, f"a{number}": {"type": "null"}}}
+    return LLMatcher.grammar_from_json_schema(json.dumps(schema))
+
+for kind, number in (("rules", 6000), ("references", 5400), ("objects", 2600), ("all of", 4000)):
+    text = chain(kind, number)
+    assert 0.6 * MOST_CHARACTERS < len(text) < MOST_CHARACTERS, (kind, len(text))
+    try:
+        grammar = Grammar(text, "grammar", TOKENIZER, frozenset({256}))
+        grammar.processor(0)
+        grammar.renewed()
+        print(kind, "is followed", flush=True)
+    except ApiError as error:
+        print(kind, error.status, flush=True)
+"""
+
+
+def test_rules_that_lead_to_rules_without_end_do_not_end_the_process() -> None:
+    """In a process of its own, which died of the recursion."""
+    done = subprocess.run([sys.executable, "-c", DEEP], capture_output=True, text=True, timeout=300, check=False)
+    kinds = ("rules", "references", "objects", "all of")
+    assert done.returncode == 0 and done.stdout.split("\n")[:4] == [f"{kind} is followed" for kind in kinds], done
+
+
+def test_a_grammar_that_no_thread_can_be_started_for_is_put_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    with pytest.raises(ApiError) as refused:
+        with_deep_stack(lambda: 1)
+    monkeypatch.undo()
+    assert refused.value.status == 503 and refused.value.retry_after and threading.stack_size() == 0
+    assert with_deep_stack(lambda: 2) == 2

@@ -7,8 +7,10 @@ certainty, and what comes after it is never reached. Which tokens spell an allow
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from typing import Any
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Any, TypeVar
 
 import llguidance.hf
 import numpy as np
@@ -18,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from forerun.cache.base import common_length
-from forerun.serve.errors import refused
+from forerun.serve.errors import RETRY_AFTER, ApiError, refused
 from forerun.serve.schemas import Generation, ResponseFormat
 
 MOST_CHARACTERS = 200_000  # of a grammar or a schema
@@ -27,6 +29,12 @@ LIMITS = LLParserLimits(
 )
 """A fifth to a half of llguidance's own: other rows wait for a mask, and within its own limits one took 0.7 seconds."""
 ANY_OBJECT = '{"type": "object"}'
+STACK = 256 * 2**20
+"""Bytes, of which only those are taken that are used. llguidance goes from rule to rule and from reference to reference
+by recursion, some 10 KB each: a thousand of them in a row fill a thread's usual 8 MB, and the process dies of it.
+Within `MOST_CHARACTERS` there is room for all that there can be."""
+T = TypeVar("T")
+_starting = threading.Lock()
 
 
 class Grammar:
@@ -35,14 +43,8 @@ class Grammar:
     def __init__(self, text: str, param: str, tokenizer: LLTokenizer, stop_ids: frozenset[int]) -> None:
         if len(text) > MOST_CHARACTERS:
             raise refused(param, f"has more than {MOST_CHARACTERS} characters")
-        is_wrong, messages = LLMatcher.validate_grammar_with_warnings(text, tokenizer, limits=LIMITS)
-        if is_wrong or messages:
-            raise refused(param, f"cannot be followed: {messages[0].splitlines()[0] if messages else 'invalid'}")
         self.text, self._tokenizer, self._stop_ids = text, tokenizer, sorted(stop_ids)
-        self._matcher = self._compiled()
-        self._matcher.compute_bitmask()
-        if self._matcher.is_error():
-            raise refused(param, "cannot be followed: it is too large, or no text is ever complete")
+        self._matcher = with_deep_stack(lambda: self._checked(param))
 
     def matcher(self) -> LLMatcher:
         """At the beginning of a text. Copies share what their lexer has worked out, and how much more it may."""
@@ -50,14 +52,46 @@ class Grammar:
 
     def renewed(self) -> LLMatcher:
         """The same, and for all who come later, where other texts have used up what the lexer may work out."""
-        self._matcher = self._compiled()
+        self._matcher = with_deep_stack(self._compiled)
         return self.matcher()
 
     def processor(self, prompt_length: int) -> GrammarProcessor:
         return GrammarProcessor(self, prompt_length, self._stop_ids)
 
+    def _checked(self, param: str) -> LLMatcher:
+        is_wrong, messages = LLMatcher.validate_grammar_with_warnings(self.text, self._tokenizer, limits=LIMITS)
+        if is_wrong or messages:
+            raise refused(param, f"cannot be followed: {messages[0].splitlines()[0] if messages else 'invalid'}")
+        matcher = self._compiled()
+        matcher.compute_bitmask()
+        if matcher.is_error():
+            raise refused(param, "cannot be followed: it is too large, or no text is ever complete")
+        return matcher
+
     def _compiled(self) -> LLMatcher:
         return LLMatcher(self._tokenizer, self.text, log_level=0, limits=LIMITS)
+
+
+def with_deep_stack(work: Callable[[], T]) -> T:
+    """What it returns or raises, done by a thread with a large stack while this one waits."""
+    done: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            done.set_result(work())
+        except BaseException as error:
+            done.set_exception(error)
+
+    with _starting:  # the size is the process's, for threads that are started next
+        usual = threading.stack_size(STACK)
+        try:
+            threading.Thread(target=run, name="forerun-grammar", daemon=True).start()
+        except RuntimeError as error:
+            message = "there is no memory to read a grammar now: come back later"
+            raise ApiError(503, message, code="overloaded", retry_after=RETRY_AFTER) from error
+        finally:
+            threading.stack_size(usual)
+    return done.result()
 
 
 class GrammarProcessor:
