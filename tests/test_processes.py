@@ -23,5 +23,20 @@ def test_a_child_ends_one_way_or_the_other(script: str, sign: signal.Signals) ->
     assert process.returncode == -sign
 
 
-def test_a_free_port_can_be_listened_at() -> None:
-    socket.create_server(("127.0.0.1", free_port("127.0.0.1"))).close()
+def has_ipv6() -> bool:
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize(
+    ("host", "family"),
+    [
+        ("127.0.0.1", socket.AF_INET),
+        pytest.param("::1", socket.AF_INET6, marks=pytest.mark.skipif(not has_ipv6(), reason="no IPv6 here")),
+    ],
+)
+def test_a_free_port_can_be_listened_at(host: str, family: socket.AddressFamily) -> None:
+    socket.create_server((host, free_port(host)), family=family).close()

@@ -56,7 +56,8 @@ def usable_cores() -> int:
 
 def free_port(host: str) -> int:
     """One that nobody listens at now, for a server that takes no 0."""
-    with socket.create_server((host, 0)) as server:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.create_server((host, 0), family=family) as server:
         port: int = server.getsockname()[1]
     return port
 
