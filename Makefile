@@ -67,7 +67,8 @@ test: lint  ## Lint, and a quick test of every promise: nine minutes on two core
 test-slow: $(VENV)/.dev  ## What make test leaves out, forty minutes: more rules, families, drafters, larger samples
 	$(TESTS) -m slow $(SLOW)
 
-SCALE := --deselect tests/serve/replicas/test_cluster.py::test_a_config_file_is_deployed_and_deployed_again
+SCALE := $(addprefix --deselect tests/serve/replicas/test_cluster.py::test_a_,config_file_is_deployed_and_deployed_again \
+	replica_that_loses_a_rank_is_replaced replica_that_cannot_be_started_says_why_in_a_line)
 test-all: SCALE :=
 test-all: test test-slow test-scale  ## All three, the whole suite
 
@@ -76,7 +77,7 @@ $(VENV)/.scale: requirements/scale.txt $(VENV)/.dev
 	$(PIP) install -r requirements/scale.txt
 	@touch $@
 
-test-scale: $(VENV)/.scale  ## Replicas on a cluster of Ray, with faults: four minutes; test-all adds a config file's
+test-scale: $(VENV)/.scale  ## Replicas on a cluster of Ray, with faults: four minutes; test-all adds a config file, a lost rank, a failed start
 	$(TESTS) -n 0 tests/serve/replicas $(SCALE)
 
 # Most of the time goes into compiling kernels, which several processes do side by side. Each begins with a stretch of

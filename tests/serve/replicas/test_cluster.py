@@ -232,6 +232,20 @@ def test_an_engine_that_is_stuck_is_replaced(served_by_ray: Cluster) -> None:
     assert served_by_ray.complete().status_code == 200
 
 
+def test_a_replica_that_loses_a_rank_is_replaced(served_by_ray: Cluster) -> None:
+    served_by_ray.deploy(replicas=1, tensor_parallel=2)
+    before = served_by_ray.engines().keys()
+    with ThreadPoolExecutor(1) as pool:
+        stream = pool.submit(served_by_ray.stream)
+        wait_for(lambda: all(served_by_ray.engines().values()))
+        (rank,) = (pid for pid, name in descendants(os.getpid()).items() if "forerun.parallel" in name)
+        os.kill(rank, signal.SIGKILL)
+        assert stream.result()[0] in ("rank_lost", "replica_lost")
+    wait_for(lambda: len(served_by_ray.engines()) == 1 and served_by_ray.engines().keys() != before)
+    assert served_by_ray.complete().status_code == 200
+    assert not Path(f"/proc/{rank}").exists()
+
+
 def test_an_update_loses_nothing_and_neither_does_scaling_down(served_by_ray: Cluster) -> None:
     served_by_ray.deploy(**TWO)
     answers: list[int] = []
