@@ -13,6 +13,8 @@ from torch import nn
 from forerun import Chain, DraftModel, EarlyExit, PromptLookup, SpeculativeDecoder, Tree
 from forerun.config import Kernels
 from forerun.errors import UnsupportedModel
+from forerun.kernels.cpu.narrow import narrow_parameter
+from forerun.math.blocks import FORMATS
 from forerun.models import fingerprint
 from forerun.models.fingerprint import Fingerprint, checksum
 from forerun.models.scorer import Scorer
@@ -338,6 +340,15 @@ class TestFingerprint:
         model = nn.Linear(3, 3)
         seen = Fingerprint(model)
         model.weight.data = model.weight.data.t()
+        assert not seen.fits(model)
+
+    def test_packed_bytes_that_were_replaced(self) -> None:
+        model = nn.Linear(32, 2, bias=False)
+        stored = FORMATS[8]  # Q8_0
+        model.weight = narrow_parameter(torch.zeros(2, stored.size, dtype=torch.uint8), stored)
+        seen = Fingerprint(model)
+        assert seen.fits(model)
+        model.weight.raw = model.weight.raw.clone()
         assert not seen.fits(model)
 
     def test_settings_within_settings(self) -> None:

@@ -16,7 +16,9 @@ from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 from transformers import PreTrainedConfig
 
-from forerun.models.plain import COLLECTORS, is_memory
+from forerun.kernels.cpu.narrow import NarrowWeight
+from forerun.kernels.scaled import ScaledWeight
+from forerun.models.plain import COLLECTORS, address, is_memory
 
 # Attributes of every module, read one by one or of no consequence for what a forward computes; and marks that
 # transformers and we leave on a model.
@@ -147,6 +149,8 @@ def _walk(model: nn.Module) -> tuple[list[Any], list[Any]]:
 
 def _place(tensor: Tensor) -> tuple[Any, ...]:
     """Where a tensor's numbers are and how they lie."""
+    if isinstance(tensor, ScaledWeight | NarrowWeight):
+        return address(tensor), tensor.dtype, tensor.device, tensor.shape
     if type(tensor) not in (Tensor, nn.Parameter) or tensor.layout is not torch.strided:
         return tensor.dtype, tensor.device, tensor.shape  # what else there is to tell lies within, if anywhere
     return tensor.data_ptr(), tensor.dtype, tensor.device, tensor.shape, tensor.stride()

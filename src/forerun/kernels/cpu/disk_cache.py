@@ -18,7 +18,7 @@ __all__ = ["BESIDE", "cfunc", "njit"]
 
 FOLDER = Path(__file__).parent
 BESIDE = ("experts", "integer", "panels", "skinny")  # of `forerun.math`: whose constants are compiled into kernels
-_NUMBAS_OWN = tuple(CacheImpl._locator_classes)
+_NUMBAS_OWN = tuple(getattr(CacheImpl, "_locator_classes", ()))  # private: a Numba without it looks at one file again
 
 
 @cache
