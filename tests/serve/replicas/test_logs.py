@@ -24,6 +24,11 @@ def test_lines_are_shown_once_and_whole(tmp_path: Path) -> None:
     logs.look()
     logs.look()
     assert shown[2:] == ["(ServeReplica:forerun:Forerun pid=77) third", "(worker pid=78) of another"]
+    file.rename(tmp_path / "worker-ab12-01000000-77.err.1")
+    logs.look()
+    file.write_text("anew\n")
+    logs.look()
+    assert shown[4:] == ["(ServeReplica:forerun:Forerun pid=77) anew"]
 
 
 def test_what_is_written_last_is_shown_at_the_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

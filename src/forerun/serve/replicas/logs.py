@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,11 +31,15 @@ class WorkerLogs:
     def look(self) -> None:
         for pattern in FILES:
             for path in sorted(self._folder.glob(pattern)):
-                file = self._files.setdefault(path, _File())
-                if path.stat().st_size > file.read:
-                    self._read_on(path, file)
+                with suppress(FileNotFoundError):  # renamed meanwhile, to begin anew
+                    self._read_on(path, self._files.setdefault(path, _File()))
 
     def _read_on(self, path: Path, file: _File) -> None:
+        size = path.stat().st_size
+        if size < file.read:  # a new file in the place of a full one
+            file.read = 0
+        if size == file.read:
+            return
         with path.open("rb") as stream:
             stream.seek(file.read)
             data = stream.read()
