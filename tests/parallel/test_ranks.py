@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import transformers
+from packaging import version
 
 from support import staged
 from support.interpreter import on_gpu_alone
@@ -63,6 +65,17 @@ def test_families(family: str, size: int, tmp_path: Path) -> None:
     names = ("lookup", "draft", "split draft", "split tree", "split kernels", "preempted", "kernels")
     cases = [CASES[name] for name in names]
     check(tiny_model(family, vocab=VOCAB, **heads), tmp_path, cases, size)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    version.parse(transformers.__version__) < version.parse("5.22"), reason="splits evenly or not at all"
+)
+@pytest.mark.parametrize("odd", [{"vocab": VOCAB + 1}, {"intermediate_size": 97}])
+@pytest.mark.parametrize("family", ["llama", "gemma2"])
+def test_sizes_that_do_not_divide(family: str, odd: dict[str, int], tmp_path: Path) -> None:
+    """Only heads have to: one rank has a wider part than the other."""
+    check(tiny_model(family, **{"vocab": VOCAB, **odd}), tmp_path, [CASES["lookup"], CASES["kernels"]], 2)
 
 
 @pytest.mark.slow
