@@ -78,7 +78,7 @@ def test_half_of_a_character_is_no_text_either(monkeypatch: pytest.MonkeyPatch) 
     """As Python reads other bytes where the locale is C."""
     monkeypatch.setattr("sys.stdin", io.StringIO("a\udcff\n"))
     with pytest.raises(InvalidArgument, match="standard input is not text"):
-        session().hold()
+        session().run()
 
 
 @pytest.mark.parametrize("quiet", [(), ("-q",)])
@@ -121,7 +121,7 @@ def test_keys_are_kept_from_turn_to_turn() -> None:
     def read_by(line: str) -> int:
         """Tokens of the prompt that went through the model: all of them less one a round and the drafts."""
         passed[0], before = 0, talk.stats
-        talk.hear(line)
+        talk.handle(line)
         rounds = talk.stats.rounds - before.rounds
         return passed[0] - rounds - (talk.stats.num_draft_tokens - before.num_draft_tokens)
 
@@ -137,8 +137,8 @@ def test_kept_keys_change_nothing() -> None:
     kept, fresh = session(), session()
     fresh.decoder.engine.prefixes.limit = 0
     for line in ("hello", "what else", "go on"):
-        kept.hear(line)
-        fresh.hear(line)
+        kept.handle(line)
+        fresh.handle(line)
     assert kept.conversation.messages == fresh.conversation.messages
 
 
@@ -156,9 +156,9 @@ def test_control_c_stops_the_answer_and_not_the_chat(monkeypatch: pytest.MonkeyP
         return step()
 
     monkeypatch.setattr(talk.decoder.engine, "step", interrupted)
-    assert talk.hear("tell me everything")
+    assert talk.handle("tell me everything")
     assert len(rounds) == 3
-    assert talk.hear("/stats")
+    assert talk.handle("/stats")
     assert len(talk.conversation.messages) == 2
     assert signal.getsignal(signal.SIGINT) is before
 
@@ -166,7 +166,7 @@ def test_control_c_stops_the_answer_and_not_the_chat(monkeypatch: pytest.MonkeyP
 def test_a_full_context_drops_the_oldest_turns(capsys: pytest.CaptureFixture[str]) -> None:
     talk = session(max_position_embeddings=128)
     for line in ("first question", "second question", "third question", "fourth question"):
-        assert talk.hear(line)
+        assert talk.handle(line)
     assert "turns were dropped" in capsys.readouterr().err
     assert talk.conversation.messages[0]["content"] != "first question"
     assert talk.conversation.messages[-2]["content"] == "fourth question"
@@ -174,18 +174,18 @@ def test_a_full_context_drops_the_oldest_turns(capsys: pytest.CaptureFixture[str
 
 def test_a_message_longer_than_the_context_is_refused_and_forgotten(capsys: pytest.CaptureFixture[str]) -> None:
     talk = session(max_position_embeddings=128)
-    assert talk.hear("x" * 300)
+    assert talk.handle("x" * 300)
     assert "send a shorter one" in " ".join(capsys.readouterr().err.split())
     assert talk.conversation.messages == []
-    talk.hear("short")
+    talk.handle("short")
     assert len(talk.conversation.messages) == 2
 
 
 def test_a_message_that_is_refused_costs_no_earlier_turn() -> None:
     talk = session(max_position_embeddings=128)
-    talk.hear("first")
+    talk.handle("first")
     before = list(talk.conversation.messages)
-    talk.hear("x" * 300)
+    talk.handle("x" * 300)
     assert talk.conversation.messages == before
 
 
@@ -193,24 +193,24 @@ def test_a_cache_smaller_than_the_context_is_the_limit(capsys: pytest.CaptureFix
     """What is kept of the conversation, and how long an answer may be, follow from it."""
     talk = session({"max_new_tokens": 100}, settings={"cache_tokens": 128})
     for line in ("first question", "second question", "third question", "fourth question"):
-        assert talk.hear(line)
+        assert talk.handle(line)
         assert talk.conversation.messages[-2]["content"] == line
     assert "turns were dropped" in capsys.readouterr().err and not talk.refused
-    talk.hear("x" * 300)
+    talk.handle("x" * 300)
     assert talk.refused == 1 and "context ends at 128" in " ".join(capsys.readouterr().err.split())
 
 
 def test_a_turn_that_the_template_refuses_costs_that_turn_alone(capsys: pytest.CaptureFixture[str]) -> None:
     talk = session()
     template = talk.conversation.tokenizer.chat_template
-    talk.hear("first")
+    talk.handle("first")
     before = list(talk.conversation.messages)
     talk.conversation.tokenizer.chat_template = "{{ raise_exception('not so') }}"
-    assert talk.hear("second") and talk.refused == 1
+    assert talk.handle("second") and talk.refused == 1
     told = " ".join(capsys.readouterr().err.split())
     assert "messages: the tokenizer's chat template refuses them: not so" in told
     talk.conversation.tokenizer.chat_template = template
-    assert talk.conversation.messages == before and talk.hear("third") and len(talk.conversation.messages) == 4
+    assert talk.conversation.messages == before and talk.handle("third") and len(talk.conversation.messages) == 4
 
 
 class TestConversation:

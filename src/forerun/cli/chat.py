@@ -58,7 +58,7 @@ def chat(ctx: click.Context, /, **options: Any) -> None:
     if options["server"] is not None:
         from forerun.cli.chat_server import connect
 
-        connect(ctx, options, out_console(), console).hold()
+        connect(ctx, options, out_console(), console).run()
         return
     if options["api_key"] is not None:
         raise InvalidArgument("--api-key is for a --server: give its address, too")
@@ -81,7 +81,7 @@ def _talk_here(options: dict[str, Any], console: Console) -> None:
         session = Session(loaded, keywords, options["system"], out_console(), console)
         if (lossy := session.decoder.engine.lossy) is not None:
             note(console, f"{lossy}.")
-        session.hold()
+        session.run()
 
 
 class Session(Talk):

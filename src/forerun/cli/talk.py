@@ -48,22 +48,22 @@ class Talk(ABC):
     def print_statistics(self) -> None:
         """Of all answers so far."""
 
-    def hear(self, line: str) -> bool:
+    def handle(self, line: str) -> bool:
         """One line of the user's; False to leave."""
         if line.startswith("/"):
-            return self._obey(line)
+            return self._run_command(line)
         if line:
             self.turns += 1
             self.answer(line)
         return True
 
-    def hold(self) -> None:
+    def run(self) -> None:
         """Until the user leaves; the exit code of a pipe tells of turns without an answer."""
         if sys.stdin.isatty():
             self.err.print("Ask away. /help lists commands, Ctrl-C stops an answer, Ctrl-D leaves.", style="dim")
         for line in _lines():
             check_whole(line, "standard input is not text: a line")
-            if not self.hear(line.strip()):
+            if not self.handle(line.strip()):
                 break
         if self.refused and not sys.stdin.isatty():
             raise click.exceptions.Exit(SOME_REFUSED)
@@ -81,7 +81,7 @@ class Talk(ABC):
     def say(self, text: str) -> None:
         self.err.print(text, style="dim", markup=False)
 
-    def _obey(self, line: str) -> bool:
+    def _run_command(self, line: str) -> bool:
         command, _, rest = line.partition(" ")
         if command == "/quit":
             return False
@@ -95,10 +95,10 @@ class Talk(ABC):
         elif command == "/help":
             self.say("\n".join(f"{name:<9}{what}" for name, what in COMMANDS.items()))
         else:
-            self._know_no(command)
+            self._refuse_command(command)
         return True
 
-    def _know_no(self, command: str) -> None:
+    def _refuse_command(self, command: str) -> None:
         """Behind a pipe the line may have been meant for the model, and whoever waits for its answer is told."""
         near = difflib.get_close_matches(command, COMMANDS, n=1)
         hint = f"Did you mean {near[0]}?" if near else "/help lists them."

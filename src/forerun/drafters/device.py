@@ -66,7 +66,7 @@ class DeviceDrafter(ABC):
     caches: tuple[KeyValueCache, ...] = ()
     """Where rows of its own live, each with the same slot in all of them; empty where it needs the target's alone."""
     observer: HiddenStateObserver | None = None
-    """What it has among the target's observers: recorded rounds hand hidden states to `hear` instead."""
+    """What it has among the target's observers: recorded rounds hand hidden states to `on_hidden_states` instead."""
     most = sys.maxsize
     """No draft has more tokens."""
     reads_recent = False
@@ -115,7 +115,7 @@ class DeviceDrafter(ABC):
         K may be more than `most`: what is drawn for later steps is not used, but must be drawn from numbers.
         """
 
-    def hear(self, rows: DeviceRows, hidden: Tensor) -> None:
+    def on_hidden_states(self, rows: DeviceRows, hidden: Tensor) -> None:
         """`hidden` [R * T, H]: what the target made of T tokens of each row behind its `past`. Recorded as well."""
         return
 

@@ -53,7 +53,7 @@ class DeviceHead(DeviceDrafter):
     def read_up(self, rows: Sequence[int], histories: Sequence[Sequence[int]], first: int) -> None:
         self.trunk.read_up(rows, histories, first)
 
-    def hear(self, rows: DeviceRows, hidden: Tensor) -> None:
+    def on_hidden_states(self, rows: DeviceRows, hidden: Tensor) -> None:
         self.trunk.features.write_at(rows.draft_slots, rows.past, hidden)
 
     def set_length(self, row: int, past: int, length: int, number: int) -> None:

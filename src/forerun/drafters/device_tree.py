@@ -85,8 +85,8 @@ class DeviceTree(DeviceDrafter):
         """A chain, where no tree is wanted."""
         self.levels.draft(rows, shape, draw)
 
-    def hear(self, rows: DeviceRows, hidden: Tensor) -> None:
-        self.levels.hear(rows, hidden)
+    def on_hidden_states(self, rows: DeviceRows, hidden: Tensor) -> None:
+        self.levels.on_hidden_states(rows, hidden)
 
     def set_length(self, row: int, past: int, length: int, number: int) -> None:
         self.levels.set_length(row, past, length, number)
@@ -95,9 +95,9 @@ class DeviceTree(DeviceDrafter):
         """Trees no deeper than `rooms` [R]; recorded."""
         logits = self.levels.roots(rows, shape)
         growth = _Growth(self.nodes, self.width, rooms, drawing)
-        growth.bear(logits)
+        growth.add_children(logits)
         for depth in range(1, shape.drafted):
-            growth.bear(self.levels.behind(rows, shape, growth.next_level(depth)))
+            growth.add_children(self.levels.behind(rows, shape, growth.next_level(depth)))
         return growth.finish(self.num_tokens(shape.drafted))
 
 
@@ -119,7 +119,7 @@ class _Growth:
         self.drawn = torch.zeros_like(rooms)  # [R] nodes that have drawn children
         self.num_laws = 0
 
-    def bear(self, logits: Tensor) -> None:
+    def add_children(self, logits: Tensor) -> None:
         """W children of each node that bears, from the logits [R * P, V] behind them."""
         drawing, width, bearers = self.drawing, self.width, self.bearing.shape[1]
         logits = drawing.keep(self.num_laws, logits)
@@ -160,7 +160,7 @@ class _Growth:
         return self.level
 
     def _grown(self, follows: Tensor) -> Level:
-        """The level before and the guesses that bear now, each behind the guess it `follows` [R, W]."""
+        """The level before and the guesses that get children now, each behind the guess it `follows` [R, W]."""
         before, width = self.level, self.width
         count = before.tokens.shape[1]
         seen = torch.eye(width, dtype=torch.bool, device=self.device).expand(self.number, -1, -1)

@@ -38,7 +38,7 @@ class Node:
 
 
 @dataclass(slots=True)
-class Sprout:
+class RowTree:
     """One row's tree while it grows: more nodes than it will have."""
 
     room: int  # its depth
@@ -46,7 +46,7 @@ class Sprout:
     asked: dict[int, int] = field(default_factory=dict)  # node -> its number among those the drafter was asked about
     draws: int = 0  # uniforms used so far
 
-    def worthiest(self, number: int) -> list[int]:
+    def best_nodes(self, number: int) -> list[int]:
         """The best nodes in the order they came, parents before children."""
         order = sorted(range(len(self.nodes)), key=lambda i: (-self.nodes[i].worth, i))
         return sorted(order[:number])
@@ -61,7 +61,7 @@ class Sprout:
 
     def next_level(self, depth: int, width: int, number: int) -> list[int]:
         """Nodes at `depth` to look behind: at most `width`, and none that will not be in the tree."""
-        level = [i for i in self.worthiest(number) if self.nodes[i].depth == depth]
+        level = [i for i in self.best_nodes(number) if self.nodes[i].depth == depth]
         best = sorted(level, key=lambda i: (-self.nodes[i].worth, i))[:width]
         return sorted(best) if depth < self.room else []
 
@@ -74,7 +74,7 @@ class Growth:
     width: int
     number: int  # nodes of a tree
     ways: tuple[Siblings, ...]
-    sprouts: list[Sprout]
+    trees: list[RowTree]
     logits: list[Tensor] = field(default_factory=list)
     owners: list[int] = field(default_factory=list)
 
@@ -82,7 +82,7 @@ class Growth:
     def context(self) -> DraftContext:
         return self.steps.context
 
-    def bear(self, parents: Sequence[tuple[int, int]], logits: Tensor) -> None:
+    def add_children(self, parents: Sequence[tuple[int, int]], logits: Tensor) -> None:
         """Children of nodes (row, node) from the logits [N, V] behind them."""
         logits = self._adjusted(parents, logits)
         rows = torch.tensor([b for b, _ in parents], device=logits.device)
@@ -101,7 +101,7 @@ class Growth:
         self.logits.append(logits)
 
     def _append(self, b: int, node: int, tokens: list[int], shares: list[float], law: int) -> None:
-        nodes = self.sprouts[b].nodes
+        nodes = self.trees[b].nodes
         worth, depth = (nodes[node].worth, nodes[node].depth) if node >= 0 else (1.0, 0)
         for token, share in zip(tokens, shares, strict=True):
             if share > 0:  # a law of fewer tokens has fewer children
@@ -111,8 +111,8 @@ class Growth:
         """[N, width] places in the law, one drawn after the other without those before."""
         first = []
         for b, _ in parents:
-            first.append(self.sprouts[b].draws)
-            self.sprouts[b].draws += width
+            first.append(self.trees[b].draws)
+            self.trees[b].draws += width
         rows = torch.tensor([b for b, _ in parents], device=law.device)
         start = torch.tensor(first, device=law.device)
         drawn = []
@@ -128,7 +128,7 @@ class Growth:
             return logits
         rows = []
         for row, (b, node) in zip(logits.split(1), parents, strict=True):
-            adjust, path = self.context.adjusters[b], self.sprouts[b].path(node)
+            adjust, path = self.context.adjusters[b], self.trees[b].path(node)
             if adjust is None:
                 rows.append(row)
             else:
@@ -138,9 +138,7 @@ class Growth:
     def level(self, depth: int) -> list[tuple[int, int]]:
         """The nodes of this depth to look behind, row by row."""
         return [
-            (b, node)
-            for b, sprout in enumerate(self.sprouts)
-            for node in sprout.next_level(depth, self.width, self.number)
+            (b, node) for b, tree in enumerate(self.trees) for node in tree.next_level(depth, self.width, self.number)
         ]
 
     def look_behind(self, level: Sequence[tuple[int, int]]) -> Tensor:
@@ -150,15 +148,15 @@ class Growth:
             nodes.setdefault(b, []).append(node)
         tokens, parents = [], []
         for b, own in nodes.items():
-            sprout = self.sprouts[b]
-            tokens.append([sprout.nodes[node].token for node in own])
-            parents.append([sprout.asked.get(sprout.nodes[node].parent, -1) for node in own])
-            sprout.asked |= {node: len(sprout.asked) + i for i, node in enumerate(own)}
+            tree = self.trees[b]
+            tokens.append([tree.nodes[node].token for node in own])
+            parents.append([tree.asked.get(tree.nodes[node].parent, -1) for node in own])
+            tree.asked |= {node: len(tree.asked) + i for i, node in enumerate(own)}
         return self.steps.behind(list(nodes), tokens, parents)
 
     def finish(self) -> Draft:
-        picks = [sprout.worthiest(self.number) for sprout in self.sprouts]
-        nodes = [[sprout.nodes[i] for i in pick] for sprout, pick in zip(self.sprouts, picks, strict=True)]
+        picks = [tree.best_nodes(self.number) for tree in self.trees]
+        nodes = [[tree.nodes[i] for i in pick] for tree, pick in zip(self.trees, picks, strict=True)]
         device = self.context.device
         places = [{node: i for i, node in enumerate(pick)} for pick in picks]
         parents = [[place.get(n.parent, -1) for n in row] for row, place in zip(nodes, places, strict=True)]
@@ -186,13 +184,13 @@ def grow_tree(steps: Steps, width: int, number: int, way: Siblings) -> Draft:
         return empty_draft(len(context.rows), context.vocab_size, context.device)
     greedy = (context.params.temperature == 0).tolist()
     ways = tuple(Siblings.TOP if cold else way for cold in greedy)
-    growth = Growth(steps, width, number, ways, [Sprout(room) for room in context.max_lengths])
-    growth.bear([(b, -1) for b in rows], steps.roots(rows))
+    growth = Growth(steps, width, number, ways, [RowTree(room) for room in context.max_lengths])
+    growth.add_children([(b, -1) for b in rows], steps.roots(rows))
     for depth in range(1, max(context.max_lengths)):
         level = growth.level(depth)
         if not level:
             break
-        growth.bear(level, growth.look_behind(level))
+        growth.add_children(level, growth.look_behind(level))
     return growth.finish()
 
 

@@ -109,7 +109,7 @@ class DeviceRound:
         if drafter is None:
             return
         if drafter.observer is not None:
-            drafter.hear(table.device_rows, hidden)
+            drafter.on_hidden_states(table.device_rows, hidden)
         if drafter.reads_recent:
             table.recent.copy_(last_tokens(table.recent, table.row_state.block, verdict, self.vocab_size))
 
