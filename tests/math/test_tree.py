@@ -233,7 +233,7 @@ def test_control_a_shape_that_looks_at_the_token_it_keeps(monkeypatch: MonkeyPat
     pair = MarkovPair.random(3, seed=1, concentration=1.0)
 
     def append(self: Growth, b: int, node: int, tokens: list[int], shares: list[float], law: int) -> None:
-        nodes = self.sprouts[b].nodes
+        nodes = self.trees[b].nodes
         worth, depth, last = (nodes[node].worth, nodes[node].depth, nodes[node].token) if node >= 0 else (1.0, 0, START)
         for token, share in zip(tokens, shares, strict=True):
             if share > 0:
