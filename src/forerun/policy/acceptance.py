@@ -104,7 +104,8 @@ class Acceptance:
 
     def observe(self, request: int, evidence: int, drafted: int, accepted: int, ended: bool) -> None:
         """Count one verified draft. What a row that ended left unkept was cut off, not rejected."""
-        known = self._classes.setdefault(_clamp(evidence), EvidenceClass(self._places))
+        if (known := self._classes.get(_clamp(evidence))) is None:
+            known = self._classes[_clamp(evidence)] = EvidenceClass(self._places)
         chances = self._chances(evidence)
         row = self._rows.setdefault(request, Row())
         tried = min(accepted if ended else min(accepted + 1, drafted), self._places)
