@@ -196,4 +196,5 @@ def test_the_model_is_listed(server: Server) -> None:
     assert server.client.get(f"/v1/models/{NAME}").json() == card
     assert server.client.get("/v1/models/other").status_code == 404
     assert server.client.get("/health").json() == server.client.get("/ready").json() == {"status": "ok"}
+    assert server.client.head("/health").status_code == server.client.head("/ready").status_code == 200
     assert "version" in server.client.get("/version").json()

@@ -178,6 +178,7 @@ def _add_page(app: FastAPI) -> None:
 
 
 def _add_status(app: FastAPI, service: Service | SpeechService) -> None:
+    @app.head("/health", include_in_schema=False)  # load balancers that ask for no more than the status
     @app.get("/health")
     async def health() -> dict[str, str]:
         """Whether the engine lives."""
@@ -185,6 +186,7 @@ def _add_status(app: FastAPI, service: Service | SpeechService) -> None:
             raise ApiError(503, "the engine has ended: restart the server", code="engine_dead")
         return {"status": "ok"}
 
+    @app.head("/ready", include_in_schema=False)
     @app.get("/ready")
     async def ready() -> dict[str, str]:
         """Whether new requests are taken."""
