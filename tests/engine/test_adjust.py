@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 from functools import partial
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -13,6 +15,7 @@ from transformers import (
     LogitsProcessor,
     LogitsProcessorList,
     NoRepeatNGramLogitsProcessor,
+    PrefixConstrainedLogitsProcessor,
     SuppressTokensAtBeginLogitsProcessor,
     SuppressTokensLogitsProcessor,
     SynthIDTextWatermarkLogitsProcessor,
@@ -257,6 +260,43 @@ def test_processors_without_state_may_be_of_any_kind(wrap: Any) -> None:
     for processor in (wrap(MakesItsTable(bans)), banned):
         out = decoder_with("lookup").generate(*padded(PROMPTS), max_new_tokens=NEW, logits_processor=[processor])
         assert out.new_tokens == wanted.new_tokens
+
+
+LIBRARY = """
+class Allowed:
+    "As a library does that follows a schema: it keeps what it has worked out."
+
+    def __init__(self):
+        self.known = {}
+
+    def __call__(self, batch, sent):
+        tokens = tuple(sent.tolist())
+        return self.known.setdefault(tokens, [tokens[-1], (tokens[-1] + 1) % 32])
+
+    def counted(self, input_ids, scores):
+        self.known[len(self.known)] = True
+        return scores
+"""
+
+
+def test_what_a_library_keeps_is_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "site-packages").mkdir()
+    (tmp_path / "site-packages" / "follows_schemas.py").write_text(LIBRARY)
+    monkeypatch.syspath_prepend(tmp_path / "site-packages")
+    library: Any = importlib.import_module("follows_schemas")
+    texts = [
+        decoder_with(drafter)
+        .generate(
+            *padded(PROMPTS),
+            max_new_tokens=NEW,
+            logits_processor=[PrefixConstrainedLogitsProcessor(library.Allowed(), num_beams=1)],
+        )
+        .new_tokens
+        for drafter in ("none", "lookup")
+    ]
+    assert texts[0] == texts[1]
+    with pytest.raises(InvalidArgument, match="changes its own state"):  # here its object is the processor
+        decoder_with("none").generate(*padded(PROMPTS), max_new_tokens=3, logits_processor=[library.Allowed().counted])
 
 
 @pytest.mark.parametrize("temperature", (0.0, 1.1))

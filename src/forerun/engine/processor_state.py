@@ -2,7 +2,8 @@
 
 A processor may be an object, a function, a bound method or a `partial`, and may hold other objects. Their plain values
 are looked at: attributes, slots, variables of an enclosing function, arguments that were bound, random generators.
-Objects of libraries (models, tokenizers) are not looked into, nor large tensors: this happens at every position.
+Objects of libraries (models, tokenizers, bars that show progress) are not looked into, nor large tensors: this happens
+at every position, and what a library keeps is most often what it need not work out again.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ import copy
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
+from pathlib import Path
 from random import Random
 from types import FunctionType, MethodType
 from typing import Any
@@ -27,6 +29,7 @@ DEEP = 4  # containers within each other that are looked into
 MOST_PARTS = 64  # objects that are looked at
 CALLABLES = (LogitsProcessor, LogitsProcessorList, FunctionType, MethodType, partial)
 LIBRARIES = sys.stdlib_module_names | {"forerun", "numpy", "tokenizers", "torch", "transformers"}
+INSTALLED = {"site-packages", "dist-packages"}  # folders of other libraries
 WITH_STATE = "transformers.generation.logits_process"  # where a watermark's state comes from
 
 
@@ -52,7 +55,7 @@ class ProcessorState:
                     state.tensors[id(part), name] = repr(value.tolist())  # in which NaN is equal to itself
                 elif isinstance(value, torch.Generator | Random):
                     state.values[id(part), name] = _numbers_drawn(value)
-                if _is_part(value):
+                if _is_part(value) or isinstance(part, MethodType):  # whose object is the processor
                     waiting.append(value)
         return state
 
@@ -95,7 +98,15 @@ def _is_part(value: Any) -> bool:
     if isinstance(value, type | nn.Module | PreTrainedTokenizerBase):
         return False
     home = type(value).__module__
-    return home == WITH_STATE or home.partition(".")[0] not in LIBRARIES
+    return home == WITH_STATE or not _is_librarys(home)
+
+
+@cache
+def _is_librarys(home: str) -> bool:
+    """Whether a module of this name came with Python or was installed."""
+    name = home.partition(".")[0]
+    file = getattr(sys.modules.get(name), "__file__", None) or ""
+    return name in LIBRARIES or not INSTALLED.isdisjoint(Path(file).parts)
 
 
 def _numbers_drawn(generator: torch.Generator | Random) -> Any:
