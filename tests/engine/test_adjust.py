@@ -262,6 +262,20 @@ def test_processors_without_state_may_be_of_any_kind(wrap: Any) -> None:
         assert out.new_tokens == wanted.new_tokens
 
 
+ODD_TENSORS: dict[str, Any] = {
+    "sparse": lambda: torch.ones(3).to_sparse(),
+    "quantised": lambda: torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8),
+}
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")
+@pytest.mark.parametrize("kind", ODD_TENSORS)
+def test_a_processor_may_hold_tensors_whose_numbers_cannot_be_listed(kind: str) -> None:
+    decoder, processor = decoder_with("lookup"), Holding(ODD_TENSORS[kind](), lambda held: None)
+    out = decoder.generate(*padded(PROMPTS), max_new_tokens=NEW, logits_processor=[processor])
+    assert out.new_tokens == decoder.generate(*padded(PROMPTS), max_new_tokens=NEW).new_tokens
+
+
 LIBRARY = """
 class Allowed:
     "As a library does that follows a schema: it keeps what it has worked out."

@@ -51,7 +51,7 @@ class ProcessorState:
             for name, value in _held_by(part):
                 if isinstance(value, PLAIN + CONTAINERS):
                     state.values[id(part), name] = _copied(value)
-                elif isinstance(value, Tensor) and value.device.type == "cpu" and value.numel() <= SMALL:
+                elif isinstance(value, Tensor) and _is_small(value):
                     state.tensors[id(part), name] = repr(value.tolist())  # in which NaN is equal to itself
                 elif isinstance(value, torch.Generator | Random):
                     state.values[id(part), name] = _numbers_drawn(value)
@@ -99,6 +99,12 @@ def _is_part(value: Any) -> bool:
         return False
     home = type(value).__module__
     return home == WITH_STATE or not _is_librarys(home)
+
+
+def _is_small(tensor: Tensor) -> bool:
+    """Whether it is a few numbers on the host. Those of sparse and quantised tensors cannot be listed."""
+    is_plain = tensor.layout is torch.strided and not (tensor.is_quantized or tensor.is_nested)
+    return is_plain and tensor.device.type == "cpu" and tensor.numel() <= SMALL
 
 
 @cache
