@@ -138,9 +138,11 @@ def test_folders_know_their_kind(tmp_path: Path) -> None:
         forerun.SpeculativeDecoder(tiny_model("llama"), "no/such/folder")
 
 
-def test_a_trained_draft_model_must_know_its_target(tmp_path: Path) -> None:
+@pytest.mark.parametrize("way", ("propose", "steps"))
+def test_a_trained_draft_model_must_know_its_target(way: str, tmp_path: Path) -> None:
+    drafter = DraftModel.load(save(tmp_path / "d", "causal", "llama", False))
     with pytest.raises(InvalidArgument, match="before it knew its target"):
-        DraftModel.load(save(tmp_path / "d", "causal", "llama", False)).propose(None)  # type: ignore[arg-type]
+        getattr(drafter, way)(None)
 
 
 def test_the_command_line_takes_folders(tmp_path: Path) -> None:

@@ -155,15 +155,15 @@ class DraftModel(BranchingDrafter):
 
     def steps(self, context: DraftContext) -> ModelSteps:
         """For trees: the guesses' keys are dropped afterwards."""
+        context = self._within_reach(context)
         self.scorer.check_trees()
         return self._steps(context)
 
     def propose(self, context: DraftContext) -> Draft:
         """A chain, whose guesses' keys stay: those of guesses that are kept need not be computed again."""
-        return grow_chain(self._steps(context, self.score_last), self.stop_below)
+        return grow_chain(self._steps(self._within_reach(context), self.score_last), self.stop_below)
 
     def _steps(self, context: DraftContext, score_last: ScoreLast | None = None) -> ModelSteps:
-        context = self._within_reach(context)
         wanting = [b for b, room in enumerate(context.max_lengths) if room > 0]
         rows = [context.rows[b] for b in wanting]
         self.read_up(rows, [context.histories[b] for b in wanting], FIRST)
