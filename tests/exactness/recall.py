@@ -12,6 +12,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from forerun.cache.ragged import RaggedCache
+from forerun.math.tree import is_chain
 from forerun.models.scorer import Scorer
 
 History = tuple[int, ...]
@@ -60,7 +61,14 @@ class RecallingScorer(Scorer):
         for row, block in zip(rows, blocks, strict=True):
             self.kept.texts[row].extend(block)
 
-    def score(self, rows: Sequence[int], blocks: Sequence[Sequence[int]], tails: Sequence[int] | None = None) -> Tensor:
+    def score(
+        self,
+        rows: Sequence[int],
+        blocks: Sequence[Sequence[int]],
+        tails: Sequence[int] | None = None,
+        trees: Sequence[Sequence[int]] | None = None,
+    ) -> Tensor:
+        assert trees is None or all(map(is_chain, trees)), "of texts, and a tree is none"
         asked = []
         for row, block, tail in zip(rows, blocks, tails or map(len, blocks), strict=True):
             text = self.kept.texts[row]

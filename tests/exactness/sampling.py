@@ -135,7 +135,10 @@ class Loop:
         scorer = self.target or RecallingScorer(target)
         clock = Clock()
         scorer.spend = clock.spend
-        self.engine = Engine(scorer, drafter, self.watched, rule=self.rule, clock=clock, compile=self.compile)
+        # strict: a drafter that fails would leave plain decoding, whose law is right
+        self.engine = Engine(
+            scorer, drafter, self.watched, rule=self.rule, clock=clock, compile=self.compile, strict=True
+        )
 
     def requests(self, number: int, **asked: Any) -> list[Request]:
         """The same request under `number` ids."""

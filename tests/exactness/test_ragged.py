@@ -14,7 +14,7 @@ from exactness.sampling import RULES, Loop, loop_on, verdict
 from exactness.warps import Definition
 from forerun.config import SamplingParams
 from forerun.engine import Request
-from forerun.types import Rule
+from forerun.types import LawParams, Rule
 from support.devices import each_device
 from support.markov import joint_law, toy_pair
 
@@ -73,10 +73,9 @@ def test_every_row_has_its_own_law(rule: Rule, policy: str, drafter: str, device
 @each_device
 def test_control_neighbours_parameters_are_noticed(monkeypatch: MonkeyPatch, device: str) -> None:
     """Parameters handed to the wrong row, by one. On a GPU first rounds have no draft, and fewer samples say less."""
-    from forerun.engine import host_round
 
-    right = host_round.LawParams.stack
-    monkeypatch.setattr(host_round.LawParams, "stack", lambda params, device: right([*params[1:], params[0]], device))
+    right = LawParams.stack
+    monkeypatch.setattr(LawParams, "stack", lambda params: right([*params[1:], params[0]]))
     assert all(verdicts(Rule.TOKEN, "model", "3", device, FEWER if device == "cpu" else NUMBER))
 
 

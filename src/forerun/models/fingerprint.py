@@ -162,7 +162,10 @@ def _place_and_version(tensor: Tensor) -> tuple[Any, ...]:
 
 
 def _version(tensor: Tensor) -> int:
-    return 0 if tensor.is_inference() else tensor._version  # torch counts none of the others' changes
+    try:
+        return 0 if tensor.is_inference() else tensor._version
+    except RuntimeError:  # a parameter made of an inference tensor, whose changes torch counts as little
+        return 0
 
 
 def _fact(value: Any) -> Any:
