@@ -278,13 +278,13 @@ def _linear(x: Tensor | RoundedRows, weight: Tensor, bias: Tensor | None, norm: 
 def run_experts(
     x: Tensor,  # [N, H]
     router: Router | None,
-    route: Callable[[Tensor], tuple[Tensor, Tensor, Tensor]],
+    route: Callable[[Tensor], tuple[Tensor, Tensor]],
     weights: ExpertWeights,
     library: Callable[[Tensor, Tensor, Tensor], Tensor],
 ) -> Tensor:  # [N, H]
     """A mixture of experts; see `forerun.math.experts.run_experts`. Of many rows the `library` makes the same.
 
-    `route` is the model's own router: scores, shares [N, k] and chosen experts [N, k]; `router` says what it does.
+    `route` is the model's own router: shares [N, k] and chosen experts [N, k]; `router` says what it does.
     """
     if not why_not_triton(x.device):
         from forerun.kernels.linear import experts as kernel
@@ -293,11 +293,11 @@ def run_experts(
         if kernel.why_not(x, weights) is None:
             if router is not None and routing.why_not(x, router) is None:
                 return kernel.run_experts(x, routing.route(x, router), weights)
-            _, shares, chosen = route(x)
+            shares, chosen = route(x)
             return kernel.run_experts(x, routing.sort_pairs(chosen, shares, len(weights.first)), weights)
-        _, shares, chosen = route(x)
+        shares, chosen = route(x)
         return library(x, chosen, shares)
-    _, shares, chosen = route(x)
+    shares, chosen = route(x)
     return experts_reference.run_experts(x, chosen, shares, weights)
 
 

@@ -279,6 +279,20 @@ def test_a_router_that_answers_in_another_order_is_not_described(monkeypatch: py
         parts.read_mlp_or_experts(block)
 
 
+def test_longcats_router_with_and_without_logits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those before transformers 5.18 leave them out; shares and chosen experts in another order are refused."""
+    block = model_of("longcat_flash").model.layers[0].mlp
+    forward, x = type(block.router).forward, torch.randn(3, block.experts.hidden_size, device=DEVICE)
+    want = forward(block.router, x)[-2:]
+    for order in (slice(None), slice(-2, None)):
+        monkeypatch.setattr(type(block.router), "forward", lambda self, x, order=order: forward(self, x)[order])
+        for got, right in zip(parts.read_experts_and_identities(block).route(x), want, strict=True):
+            assert torch.equal(got, right)
+    monkeypatch.setattr(type(block.router), "forward", lambda self, x: forward(self, x)[-2:][::-1])
+    with pytest.raises(parts.NotDescribed, match="does not answer with"):
+        parts.read_experts_and_identities(block)
+
+
 @pytest.mark.slow
 def test_tables_are_made_once_for_a_capacity() -> None:
     """A captured pass reads them where they were."""
@@ -321,7 +335,7 @@ def test_identities_do_not_meet_what_others_overflow_with() -> None:
     chosen = torch.tensor([[1, identity], [identity + 1, identity], [identity, 0]], device=DEVICE)
     shares = torch.tensor([[0.5, 0.25], [0.5, 0.125], [0.25, 0.5]], device=DEVICE)
     inner = torch.randn(3, block.experts.hidden_size, device=DEVICE).half()
-    says = replace(says, route=lambda x: (shares, shares, chosen))
+    says = replace(says, route=lambda x: (shares, chosen))
     got, want = gpu._with_identities(inner, says, weights), block.experts(inner, chosen, shares)
     assert want[:2].isfinite().all() and not want[2].isfinite().all(), "control"
     torch.testing.assert_close(got[:2], want[:2], rtol=0, atol=2e-3 * float(want[:2].abs().max()))

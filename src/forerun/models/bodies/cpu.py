@@ -179,7 +179,7 @@ class CpuBody(DescribedBody):
         """What experts make of the norm before a layer's MLP."""
         inner, weights = torch.empty_like(x), self._experts[index]
         norms.norms(x.numpy(), self._layers[index]["before_mlp"], inner.numpy())
-        _, shares, chosen = says.route(inner)
+        shares, chosen = says.route(inner)
         identities = None
         if says.has_identities:
             shares, chosen, identities = without_identities(shares, chosen, len(weights.second))

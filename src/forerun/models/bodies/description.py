@@ -22,8 +22,8 @@ AnyNorm = Norm | LayerNorm
 # Cosines and sines [count, 2 T] of positions 0 .. count - 1, side by side, on the model's device, in
 # the dtype that the model rotates in.
 AngleTable = Callable[[int], Tensor]
-# [N, H] -> scores, what each chosen expert counts [N, k], which they are [N, k]: the model's own router.
-Route = Callable[[Tensor], tuple[Tensor, Tensor, Tensor]]
+# [N, H] -> what each chosen expert counts [N, k], which they are [N, k]: by the model's own router.
+Route = Callable[[Tensor], tuple[Tensor, Tensor]]
 
 
 @dataclass(frozen=True, slots=True)

@@ -338,9 +338,9 @@ def _from_experts(inner: Tensor, says: Experts, layer: Layer) -> Tensor:
 
 def _with_identities(inner: Tensor, says: Experts, weights: ExpertWeights) -> Tensor:
     """The same where some of a row's experts give back what they are given."""
-    scores, shares, chosen = says.route(inner)
+    shares, chosen = says.route(inner)
     shares, chosen, identities = without_identities(shares, chosen, len(weights.second))
-    made = ops.run_experts(inner, None, lambda _: (scores, shares, chosen), weights, says.module)
+    made = ops.run_experts(inner, None, lambda _: (shares, chosen), weights, says.module)
     return identities.added(made, inner)
 
 

@@ -17,7 +17,7 @@ from transformers.pytorch_utils import Conv1D
 from forerun.math.experts import SWIGLU_LIMIT, SWIGLU_SLOPE
 from forerun.math.routing import Router, Scoring
 from forerun.math.skinny import Activation, LayerNorm, Norm
-from forerun.models.bodies.description import AngleTable, AnyNorm, Decoder, DecoderLayer, Experts, Mlp
+from forerun.models.bodies.description import AngleTable, AnyNorm, Decoder, DecoderLayer, Experts, Mlp, Route
 from forerun.models.bodies.merging import Product
 
 ROPE_TYPES = frozenset({"default", "linear", "llama3", "yarn"})  # frequencies that do not depend on the batch
@@ -115,10 +115,9 @@ def read_mlp_or_experts(block: Any, shared: str = "", shared_gate: str = "") -> 
     is_odd = not getattr(own, "has_gate", True) or getattr(own, "has_post_expert_norm", False)
     if is_odd or own.is_concatenated == own.is_transposed:
         raise NotDescribed("experts without a gate, with norms, or of another layout than is known")
-    _check_router(route, gate.weight)
     beside = getattr(block, shared) if shared else None
     return Experts(
-        route,
+        _checked(route, gate.weight),
         read_router(gate, correction),
         own,
         _read_expert_activation(own),
@@ -129,22 +128,25 @@ def read_mlp_or_experts(block: Any, shared: str = "", shared_gate: str = "") -> 
 
 def read_experts_and_identities(block: Any) -> Experts:
     """LongCat's: behind its experts stand some that give back what they are given, and cost nothing."""
-    _check_router(block.router, block.router.classifier.weight)
     own, first, second = block.experts, block.experts.gate_up_proj, block.experts.down_proj
     if first.shape[1:] != (2 * second.shape[2], second.shape[1]) or len(second) != own.num_routed_experts:
         raise NotDescribed("experts of another layout than is known")
-    return Experts(block.router, None, own, read_activation(own.act_fn), has_identities=True)
+    # Before transformers 5.18 this router left its logits out.
+    route = _checked(block.router, block.router.classifier.weight, ([True, True, False], [True, False]))
+    return Experts(route, None, own, read_activation(own.act_fn), has_identities=True)
 
 
-def _check_router(route: Any, weight: Tensor) -> None:
-    """Routers of one family have answered in other orders in other versions of transformers."""
+def _checked(route: Any, weight: Tensor, orders: Sequence[list[bool]] = ([True, True, False],)) -> Route:
+    """Shares and chosen experts of a router. Those of one family answer in other orders in other versions of
+    transformers; logits, shares, chosen experts is the one that is known, by which of them are fractions."""
     with torch.no_grad():
         found = route(torch.zeros(1, weight.shape[-1], dtype=weight.dtype, device=weight.device))
     kinds = [each.is_floating_point() for each in found] if isinstance(found, tuple) else []
-    if kinds != [True, True, False]:  # logits, shares, chosen experts
+    if kinds not in orders:
         raise NotDescribed(
             f"{type(getattr(route, 'func', route)).__name__} does not answer with logits, shares and chosen experts"
         )
+    return lambda x: route(x)[-2:]
 
 
 def read_router(module: Any, correction: Tensor | None = None) -> Router | None:
