@@ -16,6 +16,7 @@ from forerun.drafters.base import Drafter
 from forerun.errors import InvalidArgument
 from forerun.kernels.cpu.narrow import NarrowWeight
 from forerun.loading.quantise import quantise
+from forerun.math import panels
 from forerun.models.seq2seq import scorer_of
 from support.devices import GPU
 from support.ties import check_greedy, deviation
@@ -74,6 +75,21 @@ def test_it_says_what_its_copy_takes_and_follows_its_target() -> None:
         target.model.layers[0].mlp.up_proj.weight.mul_(2)
     drafter.bind(scorer)
     torch.testing.assert_close(drafter.scorer.model.model.layers[0].mlp.up_proj.weight.dense(), 2 * first)
+
+
+@pytest.mark.parametrize(("way", "stored"), [("SDOT", panels.NAME), ("VPDPBUSD", "Q8_0"), ("VPMADDWD", "Q8_0")])
+def test_eight_bits_are_what_the_processor_multiplies_fast(
+    way: str, stored: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On all of them the text is the target's: products of each kind run everywhere, at another speed."""
+    monkeypatch.setattr("forerun.kernels.cpu.panels.WAY", way)
+    target = copy.deepcopy(tiny_model("llama"))
+    decoder = forerun.SpeculativeDecoder(target, SelfDraft(8), policy=4, strict=True)
+    formats = {w.format.name for w in decoder.drafter.scorer.model.parameters() if isinstance(w, NarrowWeight)}
+    assert stored in formats
+    drafted = decoder.generate(IDS, max_new_tokens=12)
+    plain = forerun.SpeculativeDecoder(target, None).generate(IDS, max_new_tokens=12)
+    assert torch.equal(plain.sequences, drafted.sequences) and drafted.stats.num_accepted_tokens > 0
 
 
 @pytest.mark.parametrize("device", [GPU])

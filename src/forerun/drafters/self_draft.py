@@ -19,14 +19,13 @@ from forerun.errors import InvalidArgument
 from forerun.kernels import why_not_numba
 from forerun.kernels.cpu.narrow import NarrowWeight
 from forerun.kernels.scaled import ScaledWeight
-from forerun.loading.quantise import EIGHT_BITS, FOUR_BITS, check_scheme, matrices, quantise
+from forerun.loading.quantise import EIGHT_BITS, FOUR_BITS, INTEGER_GROUPS, check_scheme, format_of, matrices, quantise
 from forerun.loading.rounding import round_weights
-from forerun.math.blocks import BlockFormat, format_named
+from forerun.math.blocks import BlockFormat
 from forerun.models.plain import stored_bytes
 from forerun.models.quantised import method_of
 
 SCHEMES = {8: EIGHT_BITS, 4: FOUR_BITS}
-FORMAT = "Q8_0"  # of a copy in 8 bits on a CPU
 REMEDY = "must be 8 or 4"
 WORTHWHILE = 0.75  # a copy must be at most this share of what it copies: decoding takes the time of reading weights
 FAMILIES = frozenset({"llama", "mistral", "qwen2", "qwen3"})  # whose steps on a CPU are known to be the reading
@@ -54,7 +53,7 @@ class SelfDraft(WithinTarget):
         return f"SelfDraft(bits={self.bits}{held})"
 
     def made_of(self, target: PreTrainedModel) -> PreTrainedModel:
-        scheme, name = SCHEMES[self.bits], f"SelfDraft(bits={self.bits})"
+        scheme, name = scheme_for(self.bits, target.device), f"SelfDraft(bits={self.bits})"
         check_scheme(scheme, target.device, target.dtype, asked=name)
         if (method := method_of(target)) is not None:
             raise InvalidArgument(f"{name}: the target was quantised by {method} already; use another drafter")
@@ -74,6 +73,17 @@ class SelfDraft(WithinTarget):
             quantise(model, scheme, type(target).__name__, without=encoder, asked=name)
         self.copy_bytes = sum(map(stored_bytes, filter(is_rounded, matrices(model, encoder))))
         return model
+
+
+def scheme_for(bits: int, device: torch.device) -> str:
+    """How a copy is quantised. A processor with SDOT multiplies integers three times as fast as it widens them to
+    floats; x86 does both at the speed it reads with, and floats are kept a little more often. What the processor has
+    decides, not a timing: drafts have a part in what a seed draws."""
+    if bits == 8 and device.type == "cpu" and why_not_numba() is None:
+        from forerun.kernels.cpu.panels import DOT_PRODUCTS, WAY
+
+        return INTEGER_GROUPS if WAY == DOT_PRODUCTS else EIGHT_BITS
+    return SCHEMES[bits]
 
 
 def unasked(target: PreTrainedModel) -> SelfDraft | None:
@@ -115,9 +125,9 @@ def free_bytes() -> int:
 
 def _promise(stored: BlockFormat | None) -> float:
     """How many times as fast as plain decoding drafts would be, by timed products with weights `stored` so."""
-    from forerun.kernels.cpu.choice import narrow_times
+    from forerun.kernels.cpu.choice import NARROW_SIZE, narrow_times
 
-    copied = narrow_times(format_named(FORMAT))
+    copied = narrow_times(format_of(scheme_for(8, torch.device("cpu")), NARROW_SIZE))
     step, verify = ((copied if stored is None else narrow_times(stored))[rows][stored is None] for rows in ("1", "4"))
     tokens = (1 - ACCEPTANCE ** (DRAFTED + 1)) / (1 - ACCEPTANCE)
     return tokens * step / (DRAFTED * copied["1"][0] + verify)

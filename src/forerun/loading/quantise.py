@@ -109,6 +109,11 @@ def _tell_of_the_rest(model: nn.Module, asked: str, name: str, chosen: set[int])
         warnings.warn(f"{asked}: {what}; only linear layers and embeddings are quantised", ForerunWarning, stacklevel=2)
 
 
+def format_of(scheme: str, size: int) -> BlockFormat:
+    """How a matrix with so many inputs is stored."""
+    return _ENCODERS[scheme][0](size)
+
+
 def matrices(model: nn.Module, without: nn.Module | None = None) -> list[Tensor]:
     """The weights that are quantised, each once."""
     return list({id(weight): weight for _, weight in _holders(model, without)}.values())
