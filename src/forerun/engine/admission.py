@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Sequence
 
 from forerun.cache.base import KeyValueCache, NewRow
 from forerun.engine.row import Row
@@ -12,29 +12,28 @@ FIRST_ROUND = 9  # tokens a row is expected to need in a round, until longer one
 
 
 class Admission:
-    """Asks `caches`, which are the target's and those of the drafter as it is now.
+    """Asks caches, which are the target's and those of the drafter as it is now.
 
     A row is admitted when its text and a round's worth of tokens fit beside all running rows and as much for each of
     them. So a row that has come is not sent away by the round it came for.
     """
 
-    def __init__(self, caches: Callable[[], list[KeyValueCache]]) -> None:
-        self._caches = caches
+    def __init__(self) -> None:
         self._round_tokens = FIRST_ROUND
 
     def observe(self, tokens: int) -> None:
         """A row was given so many positions in a round; the next may take as many."""
         self._round_tokens = max(self._round_tokens, tokens)
 
-    def fits(self, running: Iterable[Row], new: Row | None = None) -> bool:
+    def fits(self, caches: Sequence[KeyValueCache], running: Iterable[Row], new: Row | None = None) -> bool:
         """Whether the running rows have room for another round, and a new one beside them."""
         ends = {row.number: self._end(row) for row in running}
         asked = None if new is None else NewRow(new.history[:-1], new.request.source, self._end(new))
-        return all(cache.has_room(ends, asked) for cache in self._caches())
+        return all(cache.has_room(ends, asked) for cache in caches)
 
-    def check(self, num_prompt: int, budget: int) -> None:
+    def check(self, caches: Sequence[KeyValueCache], num_prompt: int, budget: int) -> None:
         """Refuse a row that would not fit although it were alone."""
-        for cache in self._caches():
+        for cache in caches:
             limit = cache.num_tokens
             if limit is not None and num_prompt + budget > limit:
                 raise InvalidArgument(

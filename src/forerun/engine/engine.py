@@ -150,7 +150,7 @@ class Engine:
         self._evaluation: Evaluation | None = None  # while rows are in flight
         self._is_stale = False
         self._values: list[int] = []  # of the weights that made the kept keys
-        self.admission = Admission(self._caches)
+        self.admission = Admission()
         self.num_preempted = 0  # how often a running row had to wait again because keys ran out of room
         # Tokens of prompts that were looked for among keys which other rows had made, and those that were found there.
         self.num_prefix_queries = self.num_prefix_hits = 0
@@ -792,7 +792,7 @@ class Engine:
         budget, output = self._budget(request), list[int]()
         if request.prediction and not self._takes_predictions:
             raise InvalidArgument("prediction: the drafter takes none; give Chain(PredictedText(), drafter)")
-        self.admission.check(len(request.prompt), budget)
+        self.admission.check(self._caches(), len(request.prompt), budget)
         stop = StopRule(request, budget, self.tokenizer)
         adjust = adjuster(request, output, self.target.kernels)
         row = Row(next(self._handles), request, list(request.prompt), output, stop, adjust, bans_of(request))
@@ -908,7 +908,7 @@ class Engine:
 
     def _has_room(self, new: Row | None = None) -> bool:
         """Whether running rows can go on, and a new one beside them; kept rows have to go if that helps."""
-        while not self.admission.fits(self._running.values(), new):
+        while not self.admission.fits(self._caches(), self._running.values(), new):
             if not self.prefixes.evict():
                 return False
             self._let_go()
