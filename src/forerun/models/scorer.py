@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, chain
 from typing import Any, Protocol
+from weakref import WeakMethod
 
 import torch
 from torch import Tensor
@@ -95,8 +96,7 @@ class Scorer:
     ) -> None:
         self.model = model
         self.observers: list[HiddenStateObserver] = []
-        # Takes in tokens of rows, and says what it has left: an engine that has recorded it lends it.
-        self.recorded_feed: RecordedFeed | None = None
+        self._recorded_feed: WeakMethod[RecordedFeed] | None = None
         self.form = form
         self.kernels = kernels(use)
         self._headless, self._layout = headless, layout
@@ -290,11 +290,24 @@ class Scorer:
         for observer in self.observers:
             observer.on_copy(source, row, self.cache.length(row))
 
+    @property
+    def recorded_feed(self) -> RecordedFeed | None:
+        """Takes in tokens of rows, and says what it has left: an engine lends this method of what it has recorded.
+
+        Held weakly, because its object holds the scorer: a cycle would keep a GPU's memory when both are dropped.
+        """
+        return None if self._recorded_feed is None else self._recorded_feed()
+
+    @recorded_feed.setter
+    def recorded_feed(self, method: RecordedFeed | None) -> None:
+        self._recorded_feed = None if method is None else WeakMethod(method)
+
     def _feed(self, new: Sequence[tuple[int, Sequence[int]]], ends: PromptEnds) -> None:
         waiting = [(row, list(block)) for row, block in new if len(block)]
         while waiting:
-            if self.recorded_feed is not None and not self.observers:
-                waiting = self._feed_recorded(self.recorded_feed, waiting, ends)  # also what is left of a long prompt
+            feed = self.recorded_feed
+            if feed is not None and not self.observers:
+                waiting = self._feed_recorded(feed, waiting, ends)  # also what is left of a long prompt
                 if not waiting:
                     return
             now, waiting = _next_pass(waiting, PREFILL_TOKENS if self.device.type == "cpu" else PREFILL_TOKENS_GPU)

@@ -131,6 +131,7 @@ class Runner:
         self._warm_alternatives: set[int] = set()
         self._warm_copies: set[tuple[int, int]] = set()
         self._warm_counts: set[int] = set()
+        self._prompt_passes: list[PromptPasses] = []
         self._warm_bound, self._lengths_before = 0, tuple[int, ...]()
         self._oversized = 0  # consecutive rounds for which a smaller table would have done
 
@@ -575,12 +576,14 @@ class Runner:
         target's give logits as well.
         """
         drafter = self.drafter.scorers if isinstance(self.drafter, DeviceDraftModel) else ()
+        self._prompt_passes = []
         for scorer in (self.target, *drafter):
             if prompt_passes.why_not(scorer) is None:
                 is_target = scorer is self.target
                 passes = PromptPasses(scorer, self.recorder, bound, with_head=with_head and is_target)
                 if bound is not None:
                     passes.prepare()
+                self._prompt_passes.append(passes)
                 scorer.recorded_feed = passes.feed
 
     def _nobodys_round(self, size: int, width: int, is_second: bool = False) -> tuple[DeviceRound, RowSlots]:
