@@ -12,9 +12,10 @@ from typing import Any
 import httpx
 import pytest
 
-from forerun.serve import app
+from forerun.serve import app, translate
 from forerun.serve.admission import Admission
 from forerun.serve.errors import ApiError
+from forerun.serve.schemas import CompletionBody
 from serve.events import events
 from serve.serving import KEY, Server, connected, make_decoder, running
 
@@ -203,6 +204,27 @@ def test_whoever_leaves_frees_the_row() -> None:
             next(answer.iter_lines())
         assert server.is_idle(10), "nobody decodes for those who left"
         assert 'finished_reason="abort"' in server.client.get("/metrics").text
+
+
+@pytest.mark.parametrize("more", ({"n": 128}, {"best_of": 128}, {"n": 128, "guided_regex": "a"}), ids=str)
+def test_sequences_that_never_fit_are_refused_before_one_is_made(
+    server: Server, monkeypatch: pytest.MonkeyPatch, more: dict[str, Any]
+) -> None:
+    """A body of 4 KB asks for 128,000 of them."""
+    made: list[int] = []
+    make = translate.Request
+    monkeypatch.setattr(translate, "Request", lambda **fields: (made.append(1), make(**fields))[1])
+    answer = server.post("/v1/completions", prompt=[[1]] * 1000, max_tokens=1, **more)
+    error = answer.json()["error"]
+    assert answer.status_code == 400 and error["code"] == "too_many_sequences" and "128000" in error["message"]
+    chat = server.post("/v1/chat/completions", messages=[{"role": "user", "content": "x"}], max_tokens=1, n=128)
+    assert chat.status_code == 400 and chat.json()["error"]["code"] == "too_many_sequences"
+    assert not made
+
+
+def test_sequences_of_one_prompt_share_it(server: Server) -> None:
+    requests = translate.completion_requests(CompletionBody(prompt=[1, 2], n=3), [[1, 2]], server.service.model)
+    assert len({id(request.prompt) for request in requests}) == 1
 
 
 def test_excess_is_told_to_come_back_and_what_waits_is_served() -> None:

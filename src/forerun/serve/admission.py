@@ -58,7 +58,12 @@ class Admission:
 
     def enter(self, prompt_lengths: Sequence[int]) -> list[Place]:
         """One place for each sequence of a request, or a refusal of all of them."""
-        self._check_can_ever_fit(prompt_lengths)
+        self.check_number(len(prompt_lengths))
+        if sum(prompt_lengths[self.max_rows :]) > self.max_queued_tokens:
+            raise ApiError(
+                400, f"{sum(prompt_lengths)} prompt tokens in one request are more than this server ever takes at once",
+                param="prompt", code="too_many_tokens",
+            )  # fmt: skip
         free = 0 if self._queue else self.max_rows - self.num_running
         late = prompt_lengths[max(free, 0) :]
         too_many = self.num_waiting + len(late) > self.max_queued
@@ -75,6 +80,15 @@ class Admission:
         self._advance()
         return places
 
+    def check_number(self, sequences: int) -> None:
+        """Refuse a request for more sequences than there is ever room for. Asked before they are made."""
+        most = self.max_rows + self.max_queued
+        if sequences > most:
+            raise ApiError(
+                400, f"this request asks for {sequences} sequences; this server takes at most {most} at once",
+                param="n", code="too_many_sequences",
+            )  # fmt: skip
+
     def remove(self, place: Place) -> None:
         """Make room; whoever waits longest takes it."""
         self._running.discard(place)
@@ -87,16 +101,3 @@ class Admission:
             place = self._queue.popleft()
             self._running.add(place)
             place.start()
-
-    def _check_can_ever_fit(self, prompt_lengths: Sequence[int]) -> None:
-        most = self.max_rows + self.max_queued
-        if len(prompt_lengths) > most:
-            raise ApiError(
-                400, f"this request asks for {len(prompt_lengths)} sequences; this server takes at most {most} at once",
-                param="n", code="too_many_sequences",
-            )  # fmt: skip
-        if sum(prompt_lengths[self.max_rows :]) > self.max_queued_tokens:
-            raise ApiError(
-                400, f"{sum(prompt_lengths)} prompt tokens in one request are more than this server ever takes at once",
-                param="prompt", code="too_many_tokens",
-            )  # fmt: skip

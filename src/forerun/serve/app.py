@@ -36,7 +36,14 @@ from forerun.serve.service import Asked, Service
 from forerun.serve.settings import AddressSettings
 from forerun.serve.speech import SpeechService
 from forerun.serve.speech_routes import add_speech
-from forerun.serve.translate import chat_prompt, chat_requests, chat_tools, completion_prompts, completion_requests
+from forerun.serve.translate import (
+    chat_prompt,
+    chat_requests,
+    chat_tools,
+    completion_prompts,
+    completion_requests,
+    num_sequences,
+)
 from forerun.version import __version__
 
 T = TypeVar("T")
@@ -94,6 +101,7 @@ def _add_generation(app: FastAPI, service: Service) -> None:
     async def chat_completions(body: ChatBody, http: Request) -> Response:
         """Answer a conversation."""
         model.check_name(body.model)
+        service.admission.check_number(body.n or 1)
 
         def prepare() -> tuple[Tools | None, list[int], list[EngineRequest]]:
             tools = chat_tools(body, model)
@@ -109,6 +117,7 @@ def _add_generation(app: FastAPI, service: Service) -> None:
     async def completions(body: CompletionBody, http: Request) -> Response:
         """Continue one prompt, or several."""
         model.check_name(body.model)
+        service.admission.check_number(num_sequences(body))
 
         def prepare() -> tuple[list[list[int]], list[EngineRequest]]:
             prompts = completion_prompts(body, model)

@@ -118,8 +118,8 @@ class Service:
             raise ApiError(400, "log-probabilities of a prompt are not offered by a model that is split over processes")
         echo = Echo(self.model.tokenizer, self.backend, asked.alternatives) if asked.echo else None
         deadline = time.monotonic() + self.settings.timeout
-        choices = [Choice(index, request) for index, request in enumerate(requests)]
         places = self.admission.enter([len(request.prompt) for request in requests])
+        choices = [Choice(index, request) for index, request in enumerate(requests)]
         streams: list[TokenStream | None] = []
 
         def give_up() -> None:

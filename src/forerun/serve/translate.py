@@ -20,17 +20,25 @@ DEFAULT_COMPLETION = 16  # tokens, as in OpenAI's API
 SEEDS = 2**63
 
 
+def num_sequences(body: CompletionBody) -> int:
+    """How many are asked for, known before anything is made for one of them."""
+    return len(_given_prompts(body)) * (body.best_of or body.n or 1)
+
+
 def completion_prompts(body: CompletionBody, model: ServedModel) -> list[list[int]]:
     """Token ids of each prompt."""
-    given: list[Any] = body.prompt if isinstance(body.prompt, list) else [body.prompt]
-    if given and isinstance(given[0], int):
-        given = [given]
+    given = _given_prompts(body)
     prompts = [model.encode(prompt) if isinstance(prompt, str) else list(prompt) for prompt in given]
     if not prompts or not all(prompts):
         raise refused("prompt", "must not be empty: give at least one token")
     for prompt in prompts:
         model.check_tokens("prompt", prompt)
     return prompts
+
+
+def _given_prompts(body: CompletionBody) -> list[Any]:
+    given: list[Any] = body.prompt if isinstance(body.prompt, list) else [body.prompt]
+    return [given] if given and isinstance(given[0], int) else given
 
 
 def chat_prompt(messages: Sequence[Message], tools: Sequence[Tool] | None, model: ServedModel) -> list[int]:
@@ -101,7 +109,7 @@ def _requests(
     try:
         return [
             Request(
-                prompt=tuple(prompt),
+                prompt=prompt,
                 max_new_tokens=budget,
                 params=params,
                 seed=seed,
@@ -115,7 +123,7 @@ def _requests(
                 max_draft_tokens=max_draft_tokens,
                 prediction=prediction,
             )
-            for place, (prompt, budget) in enumerate(zip(prompts, budgets, strict=True))
+            for place, (prompt, budget) in enumerate(zip(map(tuple, prompts), budgets, strict=True))
             for copy in range(copies)
         ]
     except ForerunError as error:
