@@ -49,16 +49,21 @@ def add_rows(x: Floats, delta: Floats, layers: Any, index: int, is_mlp: bool, nu
 
 
 @njit(nogil=True, parallel=True, cache=True)
-def activate_rows(pairs: Floats, layers: Any, index: int, num_threads: int) -> None:
-    """[N, inner], or gate and up side by side in [N, 2 inner], whose first half then is what the second product takes.
-
-    Biases have been added.
-    """
+def activate_rows(
+    made: Floats,  # all that the first products made
+    tokens: int,
+    stride: int,  # numbers from one token's to the next one's
+    to_up: int,  # numbers from a token's gate to its up, where there are both
+    layers: Any,
+    index: int,
+    num_threads: int,
+) -> None:
+    """The activation in place, gate times up in the gate's. Biases have been added."""
     for part in prange(num_threads):
-        first, last = share(pairs.shape[0], part, num_threads, 1)
+        first, last = share(tokens, part, num_threads, 1)
         inner = layers[index].inner
         for n in range(first, last):
-            mine, other = pairs[n, :inner], pairs[n, inner:]
+            mine, other = made[n * stride :][:inner], made[n * stride + to_up :][:inner]
             if layers[index].is_gated and layers[index].activation == SILU:
                 gated(mine, other)
             else:
