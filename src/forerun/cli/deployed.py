@@ -35,12 +35,16 @@ def app(asked: dict[str, Any]) -> Any:
 
 
 def parsed(asked: dict[str, Any]) -> dict[str, Any]:
-    """As the command line would read them: the same names, defaults and complaints."""
+    """As the command line would read them: the same names, defaults and complaints. Null is as leaving it out."""
     known = {param.name: param for param in serve.params}
     words: list[str] = []
     for name, value in asked.items():
         if name not in known:
             raise InvalidArgument(f"args: {name}: `forerun serve` has no --{name.replace('_', '-')}")
+        if value is None:
+            continue
+        if isinstance(value, list) and None in value:
+            raise InvalidArgument(f"args: {name}: null in a list: give values, or leave all of it out")
         is_flag = getattr(known[name], "is_flag", False)
         if is_flag != isinstance(value, bool):
             raise InvalidArgument(f"args: {name}: {value!r}: must be {'true or false' if is_flag else 'a value'}")

@@ -39,6 +39,16 @@ def test_what_the_command_would_not_take(name: str, value: object) -> None:
         parsed({name: value})
 
 
+def test_null_is_the_same_as_leaving_it_out() -> None:
+    """A key that read "None" would let everybody in who writes that word."""
+    given = {"model": "some/model", "max_rows": 4}
+    nulls = {name: None for name in parsed(given) if name not in given}
+    assert parsed({**given, **nulls}) == parsed(given)
+    assert parsed({"model": "some/model", "api_key": None})["api_key"] is None
+    with pytest.raises(InvalidArgument, match="args: cors_origin: null in a list"):
+        parsed({"model": "some/model", "cors_origin": ["a", None]})
+
+
 def test_a_config_file_needs_a_queue() -> None:
     with pytest.raises(InvalidArgument, match="--max-queued 0: requests for replicas wait in Ray"):
         app({"model": "some/model", "max_queued": 0, "allow_anyone": True})
