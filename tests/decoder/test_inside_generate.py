@@ -22,7 +22,7 @@ PROMPTS = ragged_prompts(3, 97, seed=51, longest=12)
 class Bracketed:
     """Writes token t as `<t>`."""
 
-    def decode(self, tokens: Sequence[int], skip_special_tokens: bool = False) -> str:
+    def decode(self, tokens: Sequence[int], skip_special_tokens: bool = False, **_: Any) -> str:
         return "".join(f"<{int(token)}>" for token in tokens)
 
 

@@ -66,7 +66,7 @@ def fresh_places() -> list[int]:
 class Spell:
     """A tokenizer that writes every token as its number in brackets."""
 
-    def decode(self, tokens: Sequence[int], skip_special_tokens: bool = False) -> str:
+    def decode(self, tokens: Sequence[int], skip_special_tokens: bool = False, **_: Any) -> str:
         return "".join(f"<{token}>" for token in tokens)
 
 

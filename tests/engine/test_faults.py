@@ -229,7 +229,7 @@ class Words:
     def __len__(self) -> int:
         return len(self.words)
 
-    def decode(self, tokens: list[int], skip_special_tokens: bool = False) -> str:
+    def decode(self, tokens: list[int], skip_special_tokens: bool = False, **_: Any) -> str:
         return " ".join(self.words[token] for token in tokens)
 
 

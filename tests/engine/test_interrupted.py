@@ -210,7 +210,7 @@ class Mute(Spell):
     def __init__(self, left: int) -> None:
         self.left = left
 
-    def decode(self, tokens: Any, skip_special_tokens: bool = False) -> str:
+    def decode(self, tokens: Any, skip_special_tokens: bool = False, **_: Any) -> str:
         self.left -= 1
         if self.left == 0:
             raise ValueError("no words")

@@ -278,7 +278,7 @@ class Aborting(Spell):
     def __init__(self, left: int) -> None:
         self.left, self.abort = left, lambda: None
 
-    def decode(self, tokens: Sequence[int], skip_special_tokens: bool = False) -> str:
+    def decode(self, tokens: Sequence[int], skip_special_tokens: bool = False, **_: Any) -> str:
         self.left -= 1
         if self.left == 0:
             self.abort()

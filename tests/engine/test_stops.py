@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from transformers import PreTrainedTokenizerFast
 
 from engine.scripted import PROMPT, VOCAB, Scripted, Spell, answer, engine_with, finish, fresh_places, prophet, run
 from forerun.engine import Engine, FinishReason, Request
 from forerun.engine.stops import StopRule
 from forerun.models.scorer import Scorer
 from forerun.policy import Constant
+from forerun.result import decode_text
 from forerun.types import Origin
 from support.tiny import plain_greedy, tiny_model
 
@@ -88,6 +93,17 @@ def test_a_stop_string_that_is_whole_in_the_prompt_stops_nothing() -> None:
     assert len(row.tokens) == 20
 
 
+def test_a_stop_string_is_looked_for_in_the_text_that_is_told() -> None:
+    """Some tokenizers tidy blanks in front of punctuation when they decode; results and servers do not let them."""
+    words = Tokenizer(WordLevel({"yes": 0, ".": 1, "no": 2}))
+    tidy = PreTrainedTokenizerFast(tokenizer_object=words, clean_up_tokenization_spaces=True)
+    told = decode_text(tidy, [0, 1])
+    assert (tidy.decode([0, 1]), told) == ("yes.", "yes .")
+    for stop, ends in (("yes .", True), ("yes.", False)):
+        rule = StopRule(Request(prompt=(2,), max_new_tokens=9, stop_strings=(stop,)), 9, tidy)
+        assert rule.cut([0], [1, 2]) == ((1, FinishReason.STOP) if ends else (2, None))
+
+
 def test_stop_before_and_after_the_budget() -> None:
     place = next(place for place in PLACES if place % 5 == 2)
     stop = frozenset({answer()[place]})
@@ -153,7 +169,7 @@ def test_long_texts_are_searched_at_their_end_only() -> None:
     class Watched(Spell):
         longest = 0
 
-        def decode(self, tokens: object, skip_special_tokens: bool = False) -> str:
+        def decode(self, tokens: object, skip_special_tokens: bool = False, **_: Any) -> str:
             self.longest = max(self.longest, len(tokens))  # type: ignore[arg-type]
             return super().decode(tokens)  # type: ignore[arg-type]
 
@@ -175,7 +191,7 @@ def test_a_stop_string_that_begins_in_the_prompt_counts_unless_only_the_output_d
 class Bytes:
     """A token a byte."""
 
-    def decode(self, tokens: Sequence[int], skip_special_tokens: bool) -> str:
+    def decode(self, tokens: Sequence[int], skip_special_tokens: bool, **_: Any) -> str:
         return bytes(tokens).decode(errors="replace")
 
 

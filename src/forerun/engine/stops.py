@@ -49,5 +49,6 @@ class StopRule:
         return [*self.request.prompt[-missing:], *gained] if missing else gained
 
     def _decode(self, tokens: Sequence[int]) -> str:
-        text: str = self.tokenizer.decode(tokens, skip_special_tokens=False)
+        """Not tidied, whatever the tokenizer's settings say, as no text is that is told."""
+        text: str = self.tokenizer.decode(tokens, skip_special_tokens=False, clean_up_tokenization_spaces=False)
         return text
