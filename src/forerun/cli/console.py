@@ -24,6 +24,10 @@ MEANINGS = {
     "bonus": "one more after a whole draft",
 }
 
+SHOWN = {code: 0x2400 + code for code in range(0x20) if chr(code) not in "\n\t"} | {0x7F: "␡"}
+SHOWN |= dict.fromkeys(range(0x80, 0xA0), "\ufffd")
+"""Control characters, of which some terminals obey those above 0x80 as well, and what is shown for them."""
+
 
 def out_console() -> Console:
     """stdout; rich finds out whether it is a terminal and whether NO_COLOR is set. Of several ranks, only 0 writes."""
@@ -53,7 +57,7 @@ class TextOut:
         is_plain = origin is None or (origin == "bonus" and self._before != "accepted")
         self._before = origin
         if self.is_terminal:
-            text = text.replace("\x1b", "␛")  # a model must not steer the terminal
+            text = text.translate(SHOWN)  # a model must not steer the terminal
         if self.colour and origin is not None and not is_plain:
             text = click.style(text, fg=COLOURS[origin])
         click.echo(text, nl=False, color=self.is_terminal)
