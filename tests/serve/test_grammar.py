@@ -113,6 +113,7 @@ def test_the_law_under_a_grammar_is_the_models_masked() -> None:
 NESTED: dict[str, Any] = {"type": "string"}
 for _ in range(200):
     NESTED = {"type": "object", "properties": {"a": NESTED}, "required": ["a"]}
+NAMED = {"name": "s", "schema": SCHEMA}
 
 
 @pytest.mark.parametrize(
@@ -127,6 +128,8 @@ for _ in range(200):
         ({"guided_regex": "a", "guided_choice": ["a"]}, "guided_choice", "give one"),
         ({"guided_regex": "a", "ignore_eos": True}, "ignore_eos", "ends"),
         ({"response_format": {"type": "json_schema"}}, "response_format.json_schema", "missing"),
+        ({"response_format": {"type": "json_object", "json_schema": NAMED}}, "response_format", "type: json_schema"),
+        ({"response_format": {"type": "text", "json_schema": NAMED}}, "response_format", "leave json_schema out"),
         ({"response_format": {"type": "xml"}}, "response_format.type", "json_object"),
     ),
 )

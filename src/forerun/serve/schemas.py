@@ -98,6 +98,14 @@ class ResponseFormat(Body):
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
 
+    @model_validator(mode="after")
+    def _schema_is_of_its_type(self) -> ResponseFormat:
+        if self.json_schema is not None and self.type != "json_schema":
+            raise ValueError(
+                f"response_format: type {self.type} has no schema: say type: json_schema, or leave json_schema out"
+            )
+        return self
+
 
 class TextPart(Body):
     """The only kind of content there is."""
@@ -250,7 +258,9 @@ class ChatBody(Generation):
     """`POST /v1/chat/completions`."""
 
     messages: Annotated[list[Message], Field(min_length=1, max_length=MOST_ITEMS, fail_fast=True)]
-    max_completion_tokens: NewTokens | None = Field(None, description="Up to the context's end unless given.")
+    max_completion_tokens: NewTokens | None = Field(
+        None, description="Up to the context's end unless given."
+    )
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] | None = None
     tools: Tools | None = Field(None, description="What the model may ask its client to call.")
