@@ -7,6 +7,7 @@ import json
 import select
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -15,7 +16,7 @@ import pytest
 from forerun.serve import app, translate
 from forerun.serve.admission import Admission
 from forerun.serve.errors import ApiError
-from forerun.serve.schemas import CompletionBody
+from forerun.serve.schemas import ChatBody, CompletionBody
 from serve.events import events
 from serve.serving import KEY, Server, connected, make_decoder, running
 
@@ -225,6 +226,16 @@ def test_sequences_that_never_fit_are_refused_before_one_is_made(
 def test_sequences_of_one_prompt_share_it(server: Server) -> None:
     requests = translate.completion_requests(CompletionBody(prompt=[1, 2], n=3), [[1, 2]], server.service.model)
     assert len({id(request.prompt) for request in requests}) == 1
+
+
+def test_a_chat_without_a_limit_is_bounded_where_the_context_is_not(server: Server) -> None:
+    body = ChatBody.model_validate({"messages": [{"role": "user", "content": "x"}]})
+    for context, budget in ((None, translate.ENDLESS_CHAT), (100, 98)):
+        model = replace(server.service.model, context_length=context)
+        (request,) = translate.chat_requests(body, [1, 2], None, model)
+        assert request.max_new_tokens == budget
+    (completion,) = translate.completion_requests(CompletionBody(prompt=[1]), [[1]], model)
+    assert completion.max_new_tokens == 16
 
 
 def test_excess_is_told_to_come_back_and_what_waits_is_served() -> None:

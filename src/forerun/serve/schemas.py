@@ -259,7 +259,7 @@ class ChatBody(Generation):
 
     messages: Annotated[list[Message], Field(min_length=1, max_length=MOST_ITEMS, fail_fast=True)]
     max_completion_tokens: NewTokens | None = Field(
-        None, description="Up to the context's end unless given."
+        None, description="Up to the context's end unless given, or 4096 where it has none."
     )
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] | None = None

@@ -17,6 +17,7 @@ from forerun.serve.model import ServedModel
 from forerun.serve.schemas import ChatBody, CompletionBody, EarlierCall, Generation, Message, TextPart, Tool
 
 DEFAULT_COMPLETION = 16  # tokens, as in OpenAI's API
+ENDLESS_CHAT = 4096  # tokens of an answer where neither the client nor the model's context says how many
 SEEDS = 2**63
 
 
@@ -189,7 +190,7 @@ def _budget(prompt: Sequence[int], limit: int | None, model: ServedModel, is_def
     """New tokens: what was asked for, if the context holds it; where nothing was, what the context leaves."""
     context = model.context_length
     if context is None:
-        return DEFAULT_COMPLETION if limit is None else limit
+        return ENDLESS_CHAT if limit is None else limit
     room = context - len(prompt)
     if room < 1 or (limit is not None and limit > room and not is_default):
         asked = "" if limit is None else f" and {limit} are asked for"
