@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import httpx
@@ -92,6 +93,16 @@ def test_time_is_bounded_and_whoever_leaves_ends_it(endless: list[threading.Even
         with pytest.raises(httpx.TimeoutException):
             httpx.post(f"{server.url}/v1/completions", json={"prompt": "abc", **ECHO}, timeout=0.5)
         assert begun.is_set() and left.wait(10) and server.is_idle()
+
+
+@pytest.mark.usefixtures("endless")
+def test_structured_answers_do_not_wait_for_log_probabilities() -> None:
+    with running(timeout=3.0) as server, ThreadPoolExecutor(8) as pool:
+        waiting = [pool.submit(server.post, "/v1/completions", prompt="abc", **ECHO) for _ in range(8)]
+        while server.service.admission.num_running < len(waiting):
+            time.sleep(0.01)
+        assert server.complete("x", guided_choice=["aa"])["choices"][0]["text"] == "aa"
+        assert {each.result().status_code for each in waiting} == {408}
 
 
 @pytest.mark.parametrize("logprobs", (None, 1))

@@ -43,7 +43,7 @@ from forerun.serve.grammar import Grammar
 from forerun.serve.model import ServedModel
 
 PIECE = 2**16
-HELPERS = 4  # threads that compile grammars and wait for log-probabilities of prompts
+HELPERS = 4  # threads that compile grammars, and as many that wait for log-probabilities of prompts
 MOST_GRAMMARS = 16  # compiled ones that are kept: the sequences of one request share theirs
 Told = tuple[int, Progress]
 
@@ -78,7 +78,9 @@ class EngineHost:
         self._compiling: set[int] = set()
         self._scoring: dict[int, tuple[asyncio.AbstractEventLoop, asyncio.Task[None]] | None] = {}  # None: not begun
         self._lock = threading.Lock()
-        self._pool = ThreadPoolExecutor(HELPERS, "forerun-helper")
+        # Two pools: a grammar does not wait behind long prompts.
+        self._compilers = ThreadPoolExecutor(HELPERS, "forerun-compiler")
+        self._scorers = ThreadPoolExecutor(HELPERS, "forerun-scorer")
         self._grammar = lru_cache(MOST_GRAMMARS)(self._compile)
 
     def run(self, beginning: Beginning | Loaded, on_ready: Callable[[str], None] = lambda url: None) -> None:
@@ -95,7 +97,8 @@ class EngineHost:
                         else:
                             self._carry_out(message)
         finally:
-            self._pool.shutdown(wait=False, cancel_futures=True)
+            for pool in (self._compilers, self._scorers):
+                pool.shutdown(wait=False, cancel_futures=True)
             self.backend.close(drain=False)
             self.out.put(None)
             writer.join()
@@ -112,14 +115,14 @@ class EngineHost:
                 self._start(number, request)
             case Submit(number, request, str(grammar)):
                 self._compiling.add(number)
-                self._pool.submit(self._start_with, number, request, grammar)
+                self._compilers.submit(self._start_with, number, request, grammar)
             case Abort(number):
                 self._compiling.discard(number)
                 self._abort(number)
                 self._abort_score(number)
             case Score(number):
                 self._scoring[number] = None
-                self._pool.submit(self._score, message)
+                self._scorers.submit(self._score, message)
             case Look(number):
                 self.out.put(Answer(number, self.backend.state))
             case ComeAround(number):
