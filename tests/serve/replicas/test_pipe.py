@@ -108,6 +108,39 @@ def test_a_replica_that_cannot_call_answers_by_ray() -> None:
     assert text(sent) == b"".join(EVENTS)
 
 
+def test_a_replica_that_gets_no_answer_does_not_wait_for_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a firewall drops its packets; for a while nobody tries again, then somebody does."""
+    called: list[int] = []
+
+    async def unanswered(host: str, port: int) -> Any:
+        called.append(port)
+        await asyncio.Future()
+
+    async def run(scope: Scope, middleware: PipeMiddleware) -> list[Message]:
+        sent: list[Message] = []
+
+        async def send(message: Message) -> None:
+            sent.append(message)
+
+        async def never() -> Message:
+            return await asyncio.Future()
+
+        async with asyncio.timeout(20):
+            await middleware(dict(scope), never, send)
+        return sent
+
+    monkeypatch.setattr(asyncio, "open_connection", unanswered)
+    monkeypatch.setattr(pipe, "CALL_SECONDS", 0.05)
+    middleware = PipeMiddleware(stream)
+    scope: Scope = {"type": "http", "method": "POST", "path": "/", "headers": [], BODY_KEY: BODY}
+    for port, number in ((1, 1), (1, 1), (2, 2), (1, 2)):
+        assert text(asyncio.run(run({**scope, PIPE: (HOST, port, b"")}, middleware))) == b"".join(EVENTS)
+        assert len(called) == number
+    monkeypatch.setattr(pipe, "SILENCE_SECONDS", 0.0)
+    asyncio.run(run({**scope, PIPE: (HOST, 1, b"")}, middleware))
+    assert len(called) == 3
+
+
 def test_a_proxy_that_cannot_listen_answers_by_ray(monkeypatch: pytest.MonkeyPatch) -> None:
     """At an address that is not this machine's, as behind some networks of containers."""
     told: list[str] = []

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import secrets
+import time
 from contextlib import suppress
 from typing import TypeAlias
 
@@ -23,6 +25,8 @@ PIPED = "x-forerun-pipe"  # the header of an answer whose body comes by the pipe
 WORD_BYTES = 16
 STREAM = "text/event-stream"
 AT_ONCE = 2**16  # bytes
+CALL_SECONDS = 2.0  # that a call may take: where a firewall drops packets, it never ends
+SILENCE_SECONDS = 60.0  # for which a proxy that could not be called is not called again
 
 Connection: TypeAlias = "tuple[asyncio.StreamReader, asyncio.StreamWriter]"
 
@@ -94,9 +98,10 @@ class PipeMiddleware:
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
+        self._silent: dict[tuple[str, int], float] = {}  # proxies that could not be called, and when
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        sender = _Sender(scope[PIPE], send) if PIPE in scope else None
+        sender = _Sender(scope[PIPE], send, self._silent) if PIPE in scope else None
         try:
             await self.app(
                 scope,
@@ -111,16 +116,14 @@ class PipeMiddleware:
 class _Sender:
     """The replica's end of a pipe."""
 
-    def __init__(self, place: tuple[str, int, bytes], send: Send) -> None:
-        self._place, self._send = place, send
+    def __init__(self, place: tuple[str, int, bytes], send: Send, silent: dict[tuple[str, int], float]) -> None:
+        self._place, self._send, self._silent = place, send, silent
         self._writer: asyncio.StreamWriter | None = None
 
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start" and _is_stream(message):
-            host, port, word = self._place
-            with suppress(OSError):
-                _, self._writer = await asyncio.open_connection(host, port)
-                self._writer.write(word)
+            await self._call()
+            if self._writer is not None:
                 MutableHeaders(raw=message["headers"])[PIPED] = "1"
         elif message["type"] == "http.response.body" and self._writer is not None:
             self._writer.write(message.get("body", b""))
@@ -130,6 +133,20 @@ class _Sender:
             self.close()
             message = {"type": "http.response.body", "body": b"", "more_body": False}
         await self._send(message)
+
+    async def _call(self) -> None:
+        """Unless it failed a while ago: whoever streams would wait for it each time."""
+        host, port, word = self._place
+        if time.monotonic() - self._silent.get((host, port), -math.inf) < SILENCE_SECONDS:
+            return
+        self._silent.pop((host, port), None)
+        try:
+            async with asyncio.timeout(CALL_SECONDS):
+                _, self._writer = await asyncio.open_connection(host, port)
+            self._writer.write(word)
+        except OSError as error:  # a time that is over, too
+            self._silent[host, port] = time.monotonic()
+            log.warning("cannot call the proxy at %s:%d (%r): streams go by way of Ray for a while", host, port, error)
 
     def close(self) -> None:
         if self._writer is not None:
