@@ -20,6 +20,9 @@ import pytest
 import torch
 
 from forerun import PromptLookup, SpeculativeDecoder
+from forerun.serve import errors
+from forerun.serve.answer_text import AnswerText
+from forerun.serve.formats import CompletionFormat
 from serve.events import events
 from serve.mixed import DECODER, answered, body_of, expected
 from serve.process import served
@@ -55,6 +58,28 @@ class Stumbling(PromptLookup):
         if next(self.calls) % 2:
             raise RuntimeError("no idea")
         return super().propose(context)
+
+
+@pytest.mark.parametrize("direct", (True, False))
+@pytest.mark.parametrize(("kind", "method"), ((AnswerText, "push_all"), (CompletionFormat, "news")))
+def test_a_fault_of_ours_is_the_last_event_of_a_stream(
+    monkeypatch: pytest.MonkeyPatch, kind: Any, method: str, direct: bool
+) -> None:
+    def fail(*given: Any) -> Any:
+        raise KeyError("/home/somebody/secret")
+
+    logged: list[str] = []
+    monkeypatch.setattr(errors.log, "error", lambda words, exc_info: logged.append(repr(exc_info)))
+    with running(direct=direct) as server:
+        with monkeypatch.context() as patched:
+            patched.setattr(kind, method, fail)
+            with server.client.stream("POST", "/v1/completions", json={**LONG, "stream": True}) as answer:
+                told = answer.read().decode()
+        assert "server_error" in told and told.endswith("data: [DONE]\n\n") and "secret" not in told
+        assert len(logged) == 1 and "secret" in logged[0] and server.is_idle()
+        if method == "push_all":
+            assert 'finished_reason="error"' in server.client.get("/metrics").text
+        assert server.complete("abc", max_tokens=2)["choices"]
 
 
 @pytest.mark.filterwarnings("ignore::forerun.errors.ForerunWarning")

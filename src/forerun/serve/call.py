@@ -13,7 +13,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from forerun.engine import Request
 from forerun.serve.direct import writer_of
-from forerun.serve.errors import ApiError
+from forerun.serve.errors import told
 from forerun.serve.formats import WRITER, Answer, Format, event, usage
 from forerun.serve.schemas import Generation, StreamOptions
 from forerun.serve.service import Asked, Choice, Gain, Service
@@ -87,8 +87,8 @@ class Call:
                         yield chunk
             if options.include_usage:
                 last = self.format.chunk(usage=WRITER.encode(self._usage()))
-        except ApiError as error:
-            last = event(error.body)
+        except Exception as error:  # of ours, too: a stream that is cut off tells nothing
+            last = event(told(error).body)
         yield last + DONE
 
     def _chunk(self, gain: Gain, options: StreamOptions) -> bytes | None:

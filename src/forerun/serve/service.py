@@ -192,7 +192,7 @@ class Service:
             rest = text.finish()
             outcome = choice.finish_reason = "stop" if text.has_stopped else _finish_reason(result)
             tell(_gained(choice, rest))
-        except (ForerunError, RuntimeError, MemoryError) as error:
+        except Exception as error:
             outcome = "error"
             raise told(error) from error
         finally:
