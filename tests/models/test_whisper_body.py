@@ -12,7 +12,9 @@ pytest.importorskip("numba")
 
 import forerun
 from forerun.config import Kernels
-from forerun.models.bodies import whisper
+from forerun.kernels.cpu import measured
+from forerun.loading.quantise import quantise
+from forerun.models.bodies import choose, whisper
 from forerun.models.seq2seq import Seq2SeqScorer
 from forerun.types import Source
 from support.whisper import NO_TIMES, START, STEPS, VOCAB, tiny_whisper
@@ -21,6 +23,20 @@ from support.whisper import NO_TIMES, START, STEPS, VOCAB, tiny_whisper
 @pytest.fixture(scope="module")
 def model() -> Any:
     return tiny_whisper()
+
+
+def test_timings_are_of_weights_that_are_stored_alike(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(measured, "remembered", lambda key, measure: asked.append(key) or {})
+    other = copy.deepcopy(model)
+    other.config.decoder_attention_heads //= 2
+    rounded = copy.deepcopy(model)
+    quantise(rounded, "int8", "tiny", without=rounded.get_encoder())
+    assert whisper.why_not(rounded) is None
+    for each in (model, copy.deepcopy(model), other, rounded):
+        choose.measured_whisper(each)
+    same, again, heads, int8 = asked
+    assert same == again and len({same, heads, int8}) == 3
 
 
 def sound(row: int) -> Source:

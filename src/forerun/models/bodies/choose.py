@@ -10,7 +10,7 @@ from math import isqrt
 from weakref import WeakSet
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from forerun import kernels
@@ -191,12 +191,13 @@ def _measure_longest_pass(model: PreTrainedModel, threads: int) -> int | None:
 
 
 def measured_whisper(model: PreTrainedModel) -> dict[str, float]:
-    """Seconds of a plain step and of a short draft without the head, by the modules and fused; once for a shape."""
+    """Seconds of a plain step and of a short draft without the head, by the modules and fused; once for a shape and a
+    way to store weights."""
     from forerun.kernels.cpu.measured import remembered
     from forerun.kernels.cpu.threads import most_threads
 
     config = model.config
-    shape = f"{config.decoder_layers}x{config.d_model}x{config.decoder_ffn_dim} over {config.max_source_positions}"
+    shape = f"{_stored(model.get_decoder())} heads {config.decoder_attention_heads} over {config.max_source_positions}"
     found: dict[str, float] = remembered(
         f"whisper body {shape} threads {most_threads()}", lambda: _measure_whisper(model)
     )
@@ -243,8 +244,11 @@ def _stepper(body: Body, past: Tensor, sources: SourcesRead | None = None) -> Ca
 def _signature(model: PreTrainedModel) -> str:
     """Models of the same shape take the same time, if their weights are stored alike."""
     config = model.config.get_text_config(decoder=True)
-    parameters = model.base_model.named_parameters()
-    layers = [p for name, p in parameters if any(part.isdigit() for part in name.split("."))]
+    return f"{config.model_type} {_stored(model.base_model)}"
+
+
+def _stored(module: nn.Module) -> str:
+    """Stands for the shapes of all layers' weights, and for how they are stored."""
+    layers = [p for name, p in module.named_parameters() if any(part.isdigit() for part in name.split("."))]
     shapes = [(*p.shape, held(p)[0]) if is_narrow(p) else tuple(p.shape) for p in layers]
-    digest = hashlib.sha256(str(shapes).encode()).hexdigest()[:12]
-    return f"{config.model_type} {digest}"
+    return hashlib.sha256(str(shapes).encode()).hexdigest()[:12]
