@@ -10,6 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 import forerun.loading
+from forerun import NgramTable, PromptLookup
 from forerun.bench.compare import run
 from forerun.bench.methods import BASELINE, METHODS, Bench, check_methods, default_methods, same_law
 from forerun.bench.prompts import built_in
@@ -132,12 +133,16 @@ def test_settings_answer_back(wrong: dict[str, Any]) -> None:
 
 
 def test_methods_are_checked_and_the_baseline_is_always_there() -> None:
-    assert check_methods(["forerun", "lookup"], has_draft=False) == (BASELINE, "lookup", "forerun")
-    assert set(default_methods(True)) - set(default_methods(False)) == {"assisted", "forerun-draft"}
+    assert check_methods(["forerun", "lookup"], None) == (BASELINE, "lookup", "forerun")
+    assert set(default_methods("small")) - set(default_methods(None)) == {"assisted", "forerun-draft"}
+    for drafter in ("self:8", "lookup,small", "shared:small", "bench.test_compare:Mine"):
+        assert set(default_methods(drafter)) - set(default_methods(None)) == {"forerun-draft"}
+        with pytest.raises(InvalidArgument, match=f"needs a draft model, which '{drafter}' is not"):
+            check_methods(["assisted"], drafter)
     with pytest.raises(InvalidArgument, match="forerun-plain"):
-        check_methods(["vllm"], has_draft=True)
+        check_methods(["vllm"], "small")
     with pytest.raises(InvalidArgument, match="--draft"):
-        check_methods(["assisted"], has_draft=False)
+        check_methods(["assisted"], None)
 
 
 @pytest.mark.quick(every=2)
@@ -213,6 +218,26 @@ def test_the_command_from_end_to_end(tmp_path: Path) -> None:
     assert again.exit_code == 0 and again.stdout == result.stdout
 
 
+class Mine(PromptLookup):
+    """A user's own."""
+
+
+@pytest.mark.usefixtures("tiny_loader")
+@pytest.mark.parametrize("drafter", ("self:8", "lookup,small", "auto", "bench.test_compare:Mine", "folder"))
+def test_any_drafter_may_be_measured(tmp_path: Path, drafter: str) -> None:
+    if drafter == "folder":
+        vocab = tiny_model("llama").config.vocab_size
+        NgramTable.count([[1, 2, 3]] * 9, vocab_size=vocab).save(tmp_path / "table.safetensors")
+        drafter = f"lookup,ngram:{tmp_path / 'table.safetensors'}"
+    asked = ("--batch-sizes", "1", "--categories", "qa", "--methods", "forerun-draft", "--draft", drafter)
+    result = bench_command(*SHORT, *asked, "--output", str(tmp_path / "r.json"))
+    assert result.exit_code == 0, result.output
+    record, shown = load(tmp_path / "r.json"), drafter.replace(f"{tmp_path}/", "")
+    assert record.settings["draft"] == shown and str(tmp_path) not in (tmp_path / "r.json").read_text()
+    assert record.details["titles"] == {"generate": "model.generate", "forerun-draft": f"Forerun {shown}"}
+    assert [row["agreement"]["different"] for row in record.rows if row["agreement"] is not None] == [0]
+
+
 @pytest.mark.usefixtures("tiny_loader")
 def test_control_c_on_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = interrupting(2, KeyboardInterrupt())
@@ -232,6 +257,10 @@ def test_control_c_on_the_command_line(tmp_path: Path, monkeypatch: pytest.Monke
     ("arguments", "message"),
     [
         (["--methods", "assisted"], "--draft"),
+        (["--methods", "assisted", "--draft", "self:8"], "needs a draft model"),
+        (["--methods", "forerun-draft", "--draft", "off"], "give one with --draft"),
+        (["--draft", "self:7"], "self:8 or self:4"),
+        (["--draft", "lokup"], "did you mean 'lookup'"),
         (["--methods", "vllm"], "forerun-plain"),
         (["--categories", "poetry"], "translation"),
         (["--batch-sizes", "1,x"], "1,4,8"),

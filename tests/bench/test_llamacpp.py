@@ -100,6 +100,18 @@ def test_a_server_takes_turns_with_forerun(model: Path, tmp_path: Path) -> None:
     assert int(given[0]["--ctx-size"]) >= 2 * (max(lengths) + 4)
 
 
+def test_a_drafter_that_is_no_model_beside_it(model: Path, tmp_path: Path) -> None:
+    program, notes = write_llama_server(tmp_path)
+    result = bench_command(
+        *SHORT, "-m", str(model), "--peer", "llama.cpp", "--llama-server", str(program), "--draft", "self:8",
+        "-o", str(tmp_path / "r.json"),
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    titles = load(tmp_path / "r.json").details["titles"]
+    assert titles["forerun-draft"] == "Forerun self:8" and "llama.cpp-draft-simple" not in titles
+    assert not any("--model-draft" in each["given"] for each in asked_of(notes))
+
+
 def test_without_llama_cpp_the_rest_is_measured(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("forerun.bench.compare.find", lambda program: None)
     result = bench_command(

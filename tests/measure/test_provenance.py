@@ -15,6 +15,8 @@ from forerun.measure.provenance import busy_note, provenance
 def test_it_is_json_and_has_no_folders() -> None:
     origin = provenance("cpu", ["forerun", "bench", "--data=/home/me/q.jsonl", "--output", "/a/b/r.json", "x/y"])
     assert origin.command == "forerun bench --data=q.jsonl --output r.json x/y"
+    named = ["lookup,ngram:/home/me/t", "--draft=self:8,/a/b/drafter", "http://a:8/v1", "http://a/v1", "/a/b,c/d"]
+    assert provenance("cpu", named).command == "lookup,ngram:t --draft=self:8,drafter http://a:8/v1 http://a/v1 d"
     assert origin.machine.cores >= 1
     assert origin.machine.threads == torch.get_num_threads()
     assert origin.machine.cpu and origin.machine.name == origin.machine.cpu

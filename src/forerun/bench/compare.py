@@ -30,6 +30,7 @@ from forerun.bench.report import make_record
 from forerun.bench.results import Measurement, Refusal, Results
 from forerun.bench.schedule import Group, Schedule, Speed, make_schedule
 from forerun.bench.settings import CompareSettings
+from forerun.drafters.named import AUTO, OFF, is_draft_model, named_drafter, refuse_misspelt
 from forerun.errors import InvalidArgument
 from forerun.loading.load import STORED
 from forerun.loading.source import resolve
@@ -59,7 +60,8 @@ class Comparison:
     settings: CompareSettings
     questions: Questions
     model: str
-    draft: str | None
+    draft: str | None  # a model's name ...
+    drafter: str | None  # ... or that of another drafter
     peer: Peer | None = None
     note: str | None = None  # why a peer that was asked for is left out
 
@@ -77,18 +79,23 @@ def check(
 ) -> Comparison:
     """Refuse whatever can be refused now. `chosen` are fields of `CompareSettings`; None stands for the default."""
     chosen = {name: value for name, value in chosen.items() if value is not None}
+    name = None if draft is None or draft.strip() in OFF else draft.strip()
+    draft = name if name is not None and is_draft_model(name) else None
+    if draft is not None:
+        refuse_misspelt(draft, "--draft")
     found = _find_peer(peer, llama_server, model)
     theirs = found.names(draft is not None and _gguf_file(draft) is not None) if found else ()
-    names = check_methods(methods, draft is not None, theirs) if methods else default_methods(draft is not None, theirs)
+    names = check_methods(methods, name, theirs) if methods else default_methods(name, theirs)
     settings = CompareSettings(
-        model=without_folders(model), draft=without_folders(draft) if draft else None, methods=names, peer=peer,
+        model=without_folders(model), draft=without_folders(name) if name else None, methods=names, peer=peer,
         llama_server=without_folders(llama_server) if llama_server else None,
         **({"prompt_lengths": PEER_PROMPTS} if found else {}) | (QUICK if quick else {}) | chosen,
     )  # fmt: skip
     questions = find_questions(data)
     for category in settings.categories:
         questions.of(category)
-    return Comparison(settings, questions, model, draft, found, MISSING if peer and found is None else None)
+    drafter = None if draft is not None else name
+    return Comparison(settings, questions, model, draft, drafter, found, MISSING if peer and found is None else None)
 
 
 def _find_peer(peer: str | None, llama_server: str | None, model: str) -> Peer | None:
@@ -115,11 +122,17 @@ def load_and_run(asked: Comparison, output: Path, reporter: Reporter, **where: A
     reporter.start(f"loading {settings.model}")
     if peer is not None and where.get("dtype") is None:
         where = where | {"dtype": STORED}  # the file's own blocks, as the peer reads them
+    drafter = None
+    if asked.drafter is not None and asked.drafter != AUTO:  # first: what is wrong with a name is seen at once
+        drafter = named_drafter(asked.drafter, option="--draft", **where)
     target, tokenizer = load_model(asked.model, **where)
+    if asked.drafter == AUTO:  # which one depends on the target
+        drafter = named_drafter(AUTO, target)
     draft, draft_tokenizer = load_model(asked.draft, **where) if asked.draft else (None, None)
     bench = Bench(
         target, tokenizer, settings.temperature, settings.seed, draft, draft_tokenizer,
         kernels=settings.kernels, rule=settings.rule, loading={"name_or_path": asked.model, **where},
+        drafter=drafter, drafter_name=settings.draft,
     )  # fmt: skip
     with ExitStack() as stack:
         methods: list[Method] = []

@@ -14,6 +14,7 @@ from torch import Tensor
 from forerun.decoder import SpeculativeDecoder
 from forerun.drafters import DraftModel, RandomDraft
 from forerun.drafters.base import Drafter
+from forerun.drafters.named import is_draft_model
 from forerun.errors import InvalidArgument
 from forerun.measure.memory import peak_of_script
 from forerun.measure.timing import timed
@@ -78,6 +79,8 @@ class Bench:
     kernels: str | None = None  # None: as $FORERUN_KERNELS says
     rule: str = "token"  # of Forerun's methods
     loading: Mapping[str, Any] | None = None  # keywords of `load_model` that another process makes the target with
+    drafter: Drafter | None = None  # of forerun-draft, instead of the draft model ...
+    drafter_name: str | None = None  # ... and what it is called
 
     @property
     def pad(self) -> int:
@@ -176,6 +179,13 @@ class WithForerun:
         )
 
 
+def _with_draft(bench: Bench) -> Method:
+    if bench.drafter is not None:
+        return WithForerun("forerun-draft", f"Forerun {bench.drafter_name}", bench, bench.drafter)
+    draft = DraftModel(bench.draft, tokenizer=bench.draft_tokenizer)
+    return WithForerun("forerun-draft", "Forerun draft model", bench, draft)
+
+
 # In the order they take turns; the baseline leads.
 METHODS: dict[str, Callable[[Bench], Method]] = {
     BASELINE: lambda bench: WithTransformers(BASELINE, "model.generate", bench),
@@ -187,33 +197,41 @@ METHODS: dict[str, Callable[[Bench], Method]] = {
     ),
     "forerun-plain": lambda bench: WithForerun("forerun-plain", "Forerun plain", bench, None),
     "forerun": lambda bench: WithForerun("forerun", "Forerun", bench, "auto"),
-    "forerun-draft": lambda bench: WithForerun(
-        "forerun-draft", "Forerun draft model", bench, DraftModel(bench.draft, tokenizer=bench.draft_tokenizer)
-    ),
+    "forerun-draft": _with_draft,
     "forerun-random": lambda bench: WithForerun("forerun-random", "Forerun random drafts", bench, RandomDraft()),
 }
 NEED_DRAFT = frozenset({"assisted", "forerun-draft"})
-
-
 BESIDE_PEER = ("forerun-plain", "forerun", "forerun-draft")
 """What is compared with another program, unless more is asked for: transformers is far behind it on a CPU."""
 
 
-def default_methods(has_draft: bool, peer: Sequence[str] = ()) -> tuple[str, ...]:
-    """`peer` names the methods of another program, which then take the place of transformers'."""
+def default_methods(draft: str | None, peer: Sequence[str] = ()) -> tuple[str, ...]:
+    """`draft` is a drafter's name. `peer` names the methods of another program, which then take the place of
+    transformers'."""
     ours = BESIDE_PEER if peer else METHODS
-    return (*peer, *(name for name in ours if has_draft or name not in NEED_DRAFT))
+    return (*peer, *(name for name in ours if _lacks(name, draft) is None))
 
 
-def check_methods(names: Sequence[str], has_draft: bool, peer: Sequence[str] = ()) -> tuple[str, ...]:
+def check_methods(names: Sequence[str], draft: str | None, peer: Sequence[str] = ()) -> tuple[str, ...]:
     """Known ones, in the order they take turns; the baseline is always among them, since ratios need it."""
     known = (*peer, *METHODS)
     for name in names:
         if name not in known:
             raise InvalidArgument(f"no method {name!r}; there are: {', '.join(known)}")
-        if name in NEED_DRAFT and not has_draft:
-            raise InvalidArgument(f"method {name!r} needs a draft model: give one with --draft")
+        if (missing := _lacks(name, draft)) is not None:
+            raise InvalidArgument(f"method {name!r} needs {missing}")
     return tuple(name for place, name in enumerate(known) if place == 0 or name in names)
+
+
+def _lacks(name: str, draft: str | None) -> str | None:
+    """What a method would need, and what to do; None where it has all."""
+    if name not in NEED_DRAFT:
+        return None
+    if draft is None:
+        return f"{'a draft model' if name == 'assisted' else 'a drafter'}: give one with --draft"
+    if name == "assisted" and not is_draft_model(draft):
+        return f"a draft model, which {draft!r} is not: leave it out, or give a model with --draft"
+    return None
 
 
 def rounded_methods(bench: Bench, scheme: str) -> list[Method]:

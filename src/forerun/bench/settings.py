@@ -17,7 +17,8 @@ class CompareSettings:
     model: str = "embedded"
     """Hub name, folder, GGUF file or 'embedded'."""
     draft: str | None = None
-    """A smaller model with the same tokenizer; adds the methods that need one."""
+    """A smaller model with the same tokenizer, or any drafter that `forerun generate` takes; adds forerun-draft and,
+    of a model, assisted."""
     methods: tuple[str, ...] = ()
     """To compare with model.generate: lookup, assisted, forerun-plain, forerun, forerun-draft, forerun-random."""
     categories: tuple[str, ...] = ()

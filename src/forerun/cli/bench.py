@@ -61,7 +61,7 @@ def questions_option(group: str) -> Callable[[Function], Function]:
 @options_from(
     CompareSettings, "What is compared", given_only=True,
     model={"flags": ("--model", "-m"), "metavar": "NAME"},
-    draft={"flags": ("--draft", "-d"), "metavar": "MODEL", "show_default": "none"},
+    draft={"flags": ("--draft", "-d"), "metavar": "DRAFTER", "show_default": "none"},
     methods={"metavar": "NAME,...", "show_default": "all that the models allow"},
     categories={"metavar": "NAME,...", "show_default": "all"},
     prompts_per_category={"show_default": "as many as fit --minutes"},

@@ -71,6 +71,11 @@ def draft_models(name: str) -> list[str]:
     return [part.strip() for part in name.split(",") if _is_model(part)]
 
 
+def is_draft_model(name: str) -> bool:
+    """Whether a name is that of one model and of nothing else: no chain, no encoder's sharer, no class of a user's."""
+    return draft_models(name) == [name] and not name.startswith("shared:") and not _is_class(name)
+
+
 def _is_model(name: str) -> bool:
     """Whether a name may be that of a model: not a drafter without one, not one that was trained for its target."""
     kind = name.strip().partition(":")[0]
@@ -103,10 +108,15 @@ def _single(name: str, load: LoadDraftModel, option: str, loading: dict[str, Any
         return from_folder(name, **{key: value for key, value in loading.items() if key != "quantize"})
     if kind == "shared" and rest:
         return load(rest, True)
-    is_class = re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", name) is not None
+    is_class = _is_class(name)
     if not (is_class and _is_module(kind)):
-        _refuse_misspelt(name, kind, option)
+        refuse_misspelt(name, option)
     return _drafter_of_class(name, option) if is_class else load(name, False)
+
+
+def _is_class(name: str) -> bool:
+    """Whether it is written as one: `module:Class`."""
+    return re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", name) is not None
 
 
 def _is_module(name: str) -> bool:
@@ -136,8 +146,9 @@ def _drafter_of_class(name: str, option: str) -> Drafter:
     return cast("Drafter", drafter)
 
 
-def _refuse_misspelt(name: str, kind: str, option: str) -> None:
+def refuse_misspelt(name: str, option: str) -> None:
     """A word close to a known name is no model: better said now than after asking the Hub for it."""
+    kind = name.partition(":")[0]
     words = [known.partition(":")[0] for known in NAMES if known != "module:Class"]
     near = difflib.get_close_matches(kind, words, n=1, cutoff=0.7)
     if near or not name:

@@ -73,9 +73,17 @@ def provenance(device: Any, command: Sequence[str] | None = None) -> Provenance:
 
 
 def without_folders(word: str) -> str:
-    """Records do not say where files lay: `--data=/home/me/q.jsonl` becomes `--data=q.jsonl`."""
+    """Records do not say where files lay: `--data=/home/me/q.jsonl` becomes `--data=q.jsonl`, and `lookup,ngram:/a/b`
+    becomes `lookup,ngram:b`."""
     option, equals, value = word.rpartition("=")
-    return option + equals + (Path(value).name if Path(value).is_absolute() else value)
+    parts = [value] if Path(value).is_absolute() else value.split(",")
+    return option + equals + ",".join(map(_without_folder, parts))
+
+
+def _without_folder(part: str) -> str:
+    kind, colon, path = ("", "", part) if Path(part).is_absolute() else part.rpartition(":")
+    is_url = path.startswith("//") and bool(colon)
+    return kind + colon + (Path(path).name if Path(path).is_absolute() and not is_url else path)
 
 
 def versions() -> dict[str, str]:
