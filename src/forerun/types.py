@@ -199,7 +199,7 @@ class Verdict:
 
     num_accepted: Tensor  # [B] int64
     next_token: Tensor  # [B] int64, a correction or the bonus
-    finite: Tensor  # [B] bool, False where the target's logits held NaN or +inf, or nothing but -inf
+    finite: Tensor  # [B] bool, False where a round comes to logits with NaN or +inf, or with nothing but -inf
     # [B, K] int64, emitted in place of the draft's own; None where what is accepted is the draft. Only for lossy rules.
     tokens: Tensor | None = None
     # [B, K + 1] float64, log-probabilities of what is emitted under the target's law, 0 past it; None from a reference

@@ -402,7 +402,7 @@ def test_nan_ends_its_own_row_and_no_other(name: str) -> None:
     target, logits, draft, params = batch()
     before = verify(LogitLaw.dense(target, params), draft, rule, keys_for(6))
     bad, worse = target.clone(), logits.clone()
-    bad[0, 1, 4] = torch.nan
+    bad[0, 0, 4] = torch.nan
     worse[5, 0] = torch.nan  # a draft that says nothing sensible costs its tokens, not the row
     nonsense = replace(draft, law=LogitLaw.dense(worse, params))
     found = verify(LogitLaw.dense(bad, params), nonsense, rule, keys_for(6))

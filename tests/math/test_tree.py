@@ -16,11 +16,12 @@ from forerun.config import SamplingParams
 from forerun.drafters import growth
 from forerun.drafters.growth import Growth, Node, grow_tree
 from forerun.math import siblings
-from forerun.math.tree import ancestors, lineage, tree_rule
+from forerun.math.laws import LogitLaw, PointMass
+from forerun.math.tree import ancestors, lineage, tree_rule, verify_tree
 from forerun.math.verify import Noise
 from forerun.types import Draft, DraftContext, LawParams, Siblings, TreeShape
 from support.bisection import bisect
-from support.oracle import MarkovPair, all_paths, law_of
+from support.oracle import MarkovPair, all_paths, keys_for, law_of
 
 TOLERANCE = 1e-12
 ALMOST_ONE = 1 - 2.0**-53
@@ -342,3 +343,18 @@ def test_a_node_sees_its_own_path(depth: int) -> None:
         for node, row in enumerate(found, -1):
             path = {-1, *lineage(own, node)} if node < length else {node}
             assert {place - 1 for place, is_seen in enumerate(row) if is_seen} == path
+
+
+def test_a_tree_fails_where_its_path_leads_and_not_beside_it() -> None:
+    """Node 1 lies behind node 0, node 2 beside it; what is drawn where there is no law is token 0, as node 1 is."""
+    tokens, parents = torch.tensor([[3, 0, 4]] * 3), torch.tensor([[-1, 0, -1]] * 3)
+    logits = torch.zeros(3, 4, 6)
+    logits[:, 0, 3] = 50.0
+    logits[0, 3] = logits[1, 1] = torch.nan  # behind node 2, and behind node 0
+    logits[2, 2] = -torch.inf  # behind node 1, which is not kept: the target says 5
+    logits[::2, 1, 5] = 50.0
+    draft = Draft(tokens, torch.tensor([3] * 3), PointMass(tokens, 6), tree=TreeShape(parents, (Siblings.TOP,) * 3))
+    params = LawParams.stack([SamplingParams(temperature=1.0)] * 3)
+    verdict = verify_tree(LogitLaw.dense(logits, params), draft, keys_for(3))
+    assert verdict.num_accepted.tolist() == [1, 1, 1] and verdict.finite.tolist() == [True, False, True]
+    assert verdict.next_token.tolist()[::2] == [5, 5]

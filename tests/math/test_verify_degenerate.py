@@ -294,3 +294,43 @@ def test_single_precision_target_meets_double_precision_draft():
     for rule in Rule:
         verdict = verify(dense(p), full(tokens, dense(q)), rule, keys_for(50))
         assert verdict.next_token.dtype == verdict.num_accepted.dtype == torch.int64
+
+
+# Positions that nobody reaches
+
+
+@pytest.mark.parametrize("rule", list(Rule))
+@pytest.mark.parametrize("broken", [torch.nan, torch.inf, -torch.inf])
+def test_a_position_without_a_law_costs_only_those_who_reach_it(rule: Rule, broken: float):
+    """Behind token 0 the target has no law: whoever comes there fails, and all others have the target's own text."""
+    number, width, vocab = 100_000, 3, 4
+    pair, keys = MarkovPair.random(vocab, seed=5), keys_for(number)
+    tokens = pair.sample_draft(draft_uniforms(keys, width, rule), start=1)
+    logits = pair.target_laws(tokens, start=1).log()
+    logits[:, 1:][tokens == 0] = broken
+    verdict = verify(dense(logits), full(tokens, law_of(pair.draft_laws(tokens, start=1))), rule, keys)
+    kept = verdict.num_accepted
+    has_failed = torch.stack([(tokens[:, i] == 0) & (kept > i) for i in range(width)]).any(dim=0)
+    assert torch.equal(verdict.finite, ~has_failed)
+    assert 0.01 < float(has_failed.double().mean()) < 0.5
+    emitted = torch.cat((tokens, tokens[:, :1]), dim=1).scatter(1, kept[:, None], verdict.next_token[:, None])
+    for place in range(2):  # given what came before, as the target says it
+        for before in range(vocab):
+            here = kept >= place
+            if place:
+                here &= (emitted[:, 0] == before) & (before != 0)
+            elif before != 1:
+                continue
+            said = torch.bincount(emitted[here, place], minlength=vocab).double()
+            wanted = pair.target[place % len(pair.target), before] * said.sum()
+            assert float(((said - wanted).abs() - 5 * wanted.sqrt()).max()) < 5
+
+
+def test_a_greedy_row_passes_by_what_it_does_not_say():
+    logits = torch.zeros(3, 3, 5)
+    logits[:, 0, 2] = logits[:, 1, 3] = 1.0
+    logits[:, 1:].masked_fill_(torch.tensor([False, True, True]).view(3, 1, 1), torch.nan)
+    tokens = torch.tensor([[2, 3], [4, 3], [2, 3]])
+    verdict = verify(dense(logits, SamplingParams()), full(tokens, PointMass(tokens, 5)), Rule.TOKEN, keys_for(3), True)
+    assert verdict.num_accepted.tolist()[:2] == [2, 0] and verdict.next_token.tolist()[1] == 2
+    assert verdict.finite.tolist() == [True, True, False]

@@ -71,13 +71,13 @@ def commit(done: VerifiedRound) -> list[Progress]:
         # A view of a tensor costs more than all else here: it is made only for rows that read it.
         if logits is not None and row.request.logprobs is not None:
             scores = logits[start : start + len(block)]
-        if finite[place]:
+        if finite[place] or _has_ended(row, block[1:], kept):
             progress.append(_commit_row(row, block[1:], kept, following[place], scores, is_prediction))
         else:
             seen = None if logits is None else logits[start : start + len(block)]
             if done.score_again is not None and row.adjuster is not None:
                 seen = done.score_again(row, block)
-            progress.append(_fail(row, kept.depth, block[1:], seen, is_prediction))
+            progress.append(_fail(row, kept, block[1:], seen, is_prediction))
         start += len(block)
     return progress
 
@@ -111,10 +111,18 @@ def _commit_row(
     )
 
 
-def _fail(row: Row, depth: int, drafted: list[int], logits: Tensor | None, is_prediction: bool) -> Progress:
+def _has_ended(row: Row, drafted: list[int], draft: Kept) -> bool:
+    """Whether a row ends with what it has kept of its draft: then the broken logits behind it are nobody's."""
+    return row.stop.cut(row.output, [drafted[node] for node in draft.nodes])[1] is not None
+
+
+def _fail(row: Row, draft: Kept, drafted: list[int], logits: Tensor | None, is_prediction: bool) -> Progress:
     """Logits that are not finite end this row alone. `logits` [n, V] are the target's, before adjustment."""
+    cause = None
+    if logits is not None:
+        kept = [drafted[node] for node in draft.nodes]
+        cause = cause_of_failure(row.request, row.output, kept, logits[draft.scored_at])
     row.finish_reason = FinishReason.ERROR
-    cause = None if logits is None else cause_of_failure(row.request, row.output, drafted, logits)
     if cause is None:
         row.error = (
             f"the target returned NaN or infinite logits after {len(row.history)} tokens; check the model's weights "
@@ -125,7 +133,7 @@ def _fail(row: Row, depth: int, drafted: list[int], logits: Tensor | None, is_pr
             f"{cause} leaves no token to choose after {len(row.history)} tokens: the target's logits are finite, and "
             "all -inf, +inf or NaN behind it; change that option"
         )
-    row.counts = depth, 0, 0, len(drafted), is_prediction
+    row.counts = draft.depth, 0, 0, len(drafted), is_prediction
     return Progress(row.handle, row.request.request_id, (), (), row.finish_reason)
 
 

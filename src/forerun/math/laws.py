@@ -228,10 +228,10 @@ class LogitLaw:
         """Rows whose law is one-hot by their temperature: [B] bool."""
         return self.params.temperature == 0
 
-    def finite(self, counts: Tensor) -> Tensor:
-        """Whether the first `counts[b]` positions of each row hold no NaN or +inf and offer some token: [B] bool."""
-        column = torch.arange(self._index.shape[1], device=counts.device)
-        return (self._usable[self._index] | (column >= counts.unsqueeze(-1))).all(dim=-1)
+    @cached_property
+    def usable(self) -> Tensor:
+        """Where the logits hold no NaN or +inf and allow some token: [B, K] bool; the peak is finite there alone."""
+        return self.logits.amax(dim=-1).isfinite()[self._index]
 
     def _row(self, position: Tensor) -> Tensor:
         last = self._index.shape[1] - 1
@@ -261,10 +261,6 @@ class LogitLaw:
     @cached_property
     def _log_mass(self) -> Tensor:  # [N]
         return log_sum_exp(self._log_weights)
-
-    @cached_property
-    def _usable(self) -> Tensor:  # [N] bool; the peak is NaN, +inf or -inf exactly where the row is unusable
-        return self.logits.amax(dim=-1).isfinite()
 
     @cached_property
     def _best(self) -> PointMass:  # the law where all rows are greedy, without a tensor of size [N, V]

@@ -26,13 +26,14 @@ def verify_tree(target: TargetLaw, draft: Draft, keys: Keys, noise: Noise | None
     """
     noise = noise_of(keys, draft.width, Rule.TOKEN) if noise is None else noise
     num_accepted, next_token, path = tree_rule(target, draft, noise)
-    return Verdict(num_accepted, next_token, target.finite(draft.lengths + 1), path=path)
+    passed = target.usable.gather(1, pad(path + 1, (1, 0)))  # behind a path's end the root again
+    return Verdict(num_accepted, next_token, passed.all(dim=-1), path=path)
 
 
 def tree_rule(target: TargetLaw, draft: Draft, noise: Noise) -> tuple[Tensor, Tensor, Tensor]:
     """How deep the target follows the tree [B], the token it emits then [B], and the nodes it passed [B, D]."""
     assert draft.tree is not None
-    table, deepest = children_of(draft), min(draft.width, draft.tree.depth or draft.width)
+    table, usable, deepest = children_of(draft), target.usable, min(draft.width, draft.tree.depth or draft.width)
     node = torch.full_like(draft.lengths, -1)
     next_token = torch.zeros_like(node)
     alive = torch.ones_like(node, dtype=torch.bool)
@@ -40,7 +41,7 @@ def tree_rule(target: TargetLaw, draft: Draft, noise: Noise) -> tuple[Tensor, Te
     for depth in range(deepest + 1):
         children = table.gather(1, (node + 1).view(-1, 1, 1).expand(-1, 1, table.shape[2])).squeeze(1)
         choice = _choose_child(target, draft, noise, node, children, depth)
-        kept = alive & (choice.kept >= 0)
+        kept = alive & (choice.kept >= 0) & usable.gather(1, (node + 1).unsqueeze(-1)).squeeze(-1)
         next_token = torch.where(alive & ~kept, choice.token, next_token)
         child = children.gather(1, choice.kept.clamp(min=0).unsqueeze(-1)).squeeze(-1)
         node, alive = torch.where(kept, child, node), kept

@@ -3,12 +3,16 @@
 `p` is the target's law and `q` the draft's, as in Leviathan et al. (arXiv:2211.17192). Every rule in this file is
 lossless: what is emitted follows p, whatever q is. Lossy ones bring their own `decide` (`forerun.math.lossy`).
 Positions past a row's length are garbage and change nothing.
+
+Where the target has no law, because its logits are not numbers or allow no token, a row fails if it comes there, as it
+would without a draft. A draft that leads past such a position ends before it: then the block rule, whose tests look one
+position ahead, asks only about laws that there are, and what does not come there follows p.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Protocol
 
@@ -22,7 +26,7 @@ from forerun.types import Draft, Keys, Law, Rule, Verdict
 
 
 class TargetLaw(Law, Protocol):
-    """The target's law at every draft position and one more, which knows where its logits are not finite."""
+    """The target's law at every draft position and one more, which knows where its logits are none."""
 
     @property
     def greedy(self) -> Tensor:
@@ -33,8 +37,9 @@ class TargetLaw(Law, Protocol):
         """One token a row from the law at `position`: [B] each."""
         ...
 
-    def finite(self, counts: Tensor) -> Tensor:
-        """Whether the first `counts[b]` positions of each row are usable: [B] bool."""
+    @property
+    def usable(self) -> Tensor:
+        """Where the logits hold no NaN or +inf and allow some token: [B, K + 1] bool."""
         ...
 
 
@@ -67,6 +72,8 @@ class CustomRule(Protocol):
 def verify(target: TargetLaw, draft: Draft, rule: Rule | CustomRule, keys: Keys, all_greedy: bool = False) -> Verdict:
     """Verify a draft. With `all_greedy` every row's target law is one-hot, and no random number is needed."""
     tokens = None
+    num_usable = kept_prefix(target.usable, draft.lengths + 1)
+    draft = replace(draft, lengths=torch.minimum(draft.lengths, num_usable))
     if all_greedy:
         num_accepted, next_token = one_hot_rule(target, draft)
     elif isinstance(rule, Rule):
@@ -77,7 +84,7 @@ def verify(target: TargetLaw, draft: Draft, rule: Rule | CustomRule, keys: Keys,
         decision = rule.decide(target, draft, noise_of(keys, draft.width, rule))
         decision = _exact_where_greedy(target, draft, decision)
         num_accepted, next_token, tokens = decision.num_accepted, decision.next_token, decision.tokens
-    return Verdict(num_accepted, next_token, target.finite(draft.lengths + 1), tokens)
+    return Verdict(num_accepted, next_token, num_accepted < num_usable, tokens)
 
 
 def _exact_where_greedy(target: TargetLaw, draft: Draft, decision: Decision) -> Decision:
@@ -172,7 +179,7 @@ def count_accepted(p: Tensor, q: Tensor, u: Tensor, lengths: Tensor) -> Tensor:
 
 
 def kept_prefix(kept: Tensor, lengths: Tensor) -> Tensor:
-    """Number of draft tokens before the first that is not kept: [B, K] bool -> [B] int64."""
+    """How many of the first `lengths` come before one that is not kept: [B, K] bool -> [B] int64."""
     column = torch.arange(kept.shape[1], device=kept.device)
     return (kept & (column < lengths.unsqueeze(-1))).long().cumprod(dim=-1).sum(dim=-1)
 

@@ -147,9 +147,24 @@ def test_broken_logits_are_flagged_and_hurt_nobody_else() -> None:
     broken = Round(LogitLaw.dense(rows, round_.params), round_.draft, round_.keys, round_.params)
     for rule in (Rule.TOKEN, Rule.BLOCK):
         got = broken.judged(rule)
-        assert got.finite.tolist() == [False] * 3 + [True] * 3
+        assert got.finite.tolist() == broken.expected(rule).finite.tolist()
+        assert got.finite.tolist() == [False, int(got.num_accepted[1]) < lengths[1], False] + [True] * 3
         assert got.next_token.max() < 1200 and got.next_token.min() >= 0
     assert broken.judged().next_token[3:].tolist() == want.next_token[3:].tolist()
+
+
+@pytest.mark.parametrize("rule", list(Rule))
+@pytest.mark.parametrize("some", [[WARM], [GREEDY], [GREEDY, CUT]], ids=["sampled", "greedy", "mixed"])
+def test_what_nobody_reaches_may_be_broken(some: list[SamplingParams], rule: Rule) -> None:
+    round_ = make(300, rows=2 * ROWS, some=some, scale=1.0)
+    rows = round_.target.logits.view(2 * ROWS, -1, 300).clone()
+    full = replace(round_.draft, lengths=torch.full_like(round_.draft.lengths, round_.draft.width))
+    for b in range(2 * ROWS):
+        rows[b, 1 + b % 3, 7] = (torch.nan, torch.inf)[b % 2]
+    broken = Round(LogitLaw.dense(rows, round_.params), full, round_.keys, round_.params)
+    want = broken.expected(rule)
+    assert_same(broken.judged(rule), want)
+    assert bool(want.finite.any()) and (INTERPRETED or not bool(want.finite.all()))
 
 
 def test_the_sigmoid_rule_notices_broken_logits_where_it_draws() -> None:

@@ -296,6 +296,12 @@ def count_kept(i, length, log_p, log_q, u, bounds, RULE: tl.constexpr):
 
 
 @triton.jit
+def count_usable(i, length, peak):
+    """Positions of a row before the first whose logits are no law (`math.verify`): there a draft ends."""
+    return tl.min(tl.where((i <= length) & (peak - peak != 0), i, NONE), axis=0)
+
+
+@triton.jit
 def block_weights(i, length, log_p, log_q, KP: tl.constexpr):
     """w_j before every position j: how much of the prefix the target still wants (`math.verify.block_weights`)."""
     p, q = tl.exp(log_p).to(tl.float64), tl.exp(log_q).to(tl.float64)

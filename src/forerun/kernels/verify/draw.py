@@ -31,6 +31,7 @@ from forerun.kernels.verify.acceptance import (
     block_count,
     block_weights,
     count_kept,
+    count_usable,
     draft_at,
     draft_row,
     draft_side,
@@ -82,7 +83,8 @@ def sum_kernel(
     p_law, log_p, peak = target_side(
         b, i, length, token, row, known, x, heat, summaries, num_chunks, p.positions, CASE
     )  # fmt: skip
-    finite = tl.min(tl.where(i <= length, (peak - peak == 0).to(tl.int32), 1), axis=0)
+    num_usable = count_usable(i, length, peak)
+    length = tl.minimum(length, num_usable)
     weight = tl.full((), 1.0, tl.float64)
     if CASE.RULE == GREEDY_RULE:
         n = tl.min(tl.where((log_p == 0.0) & (i < length), NONE, i), axis=0)
@@ -96,7 +98,7 @@ def sum_kernel(
             shown = log_p
             if not CASE.SUMMED:
                 shown = tl.full(log_p.shape, float("nan"), tl.float32)
-            store_head(b, i, n, finite, shown, work.out, p.positions)
+            store_head(b, i, n, num_usable, shown, work.out, p.positions)
     if CASE.RULE == GREEDY_RULE:
         head = work.out + b * (HEAD + p.positions)
         tl.store(head + 1, at(p_law.best, i, n).to(tl.int64))
@@ -134,7 +136,7 @@ def sum_kernel(
                 programs = work.num_splits * p.positions
             if tl.atomic_add(work.counters + b, 1) == programs - 1:
                 conclude(
-                    b, i, n, length, log_p, log_q, finite, final, key, request, turn, keys.uniforms,
+                    b, i, n, length, log_p, log_q, num_usable, final, key, request, turn, keys.uniforms,
                     p, p_law, q, q_law, draft, point, is_point, bounds, work, CASE,
                 )  # fmt: skip
                 tl.store(work.counters + b, 0)
@@ -163,12 +165,13 @@ def pick_kernel(
     p_law, log_p, peak = target_side(
         b, i, length, token, row, known, x, heat, summaries, num_chunks, p.positions, CASE
     )  # fmt: skip
-    finite = tl.min(tl.where(i <= length, (peak - peak == 0).to(tl.int32), 1), axis=0)
+    num_usable = count_usable(i, length, peak)
+    length = tl.minimum(length, num_usable)
     n = 0
     if CASE.RULE != BLOCK_RULE:
         n = tl.load(work.out + b * (HEAD + p.positions)).to(tl.int32)
     conclude(
-        b, i, n, length, log_p, log_q, finite, final, key, request, turn, keys.uniforms,
+        b, i, n, length, log_p, log_q, num_usable, final, key, request, turn, keys.uniforms,
         p, p_law, q, q_law, draft, point, is_point, bounds, work, CASE,
     )  # fmt: skip
 
@@ -189,7 +192,7 @@ def tile_sums(values, TILES: tl.constexpr):
 
 @triton.jit
 def conclude(
-    b, i, n, length, log_p, log_q, finite, final, key, request, turn, uniforms,
+    b, i, n, length, log_p, log_q, num_usable, final, key, request, turn, uniforms,
     p, p_law, q, q_law, draft, point, is_point, bounds, work, CASE: tl.constexpr,
 ):  # fmt: skip
     """All sums of a row are there: under the block rule decide what is kept, then draw."""
@@ -203,7 +206,7 @@ def conclude(
         n = block_count(i, length, weights, tl.sum(every, axis=1), key, request, turn)
         weight = at(weights, i, n)
         sums = tl.sum(tl.where((i == n)[:, None], every, 0.0), axis=0)
-        store_head(b, i, n, finite, log_p, work.out, p.positions)
+        store_head(b, i, n, num_usable, log_p, work.out, p.positions)
     else:
         place = b * work.num_tiles + tile
         sums = tl.load(work.sums + place, mask=tile < work.num_tiles, other=0.0, cache_modifier=".cg")
@@ -228,13 +231,13 @@ def conclude(
 
 
 @triton.jit
-def store_head(b, i, n, finite, log_p, out, positions):
+def store_head(b, i, n, num_usable, log_p, out, positions):
     """All of the result but the next token."""
     head = out + b * (HEAD + positions)
     bits = tl.where(i < n, log_p, 0.0).to(tl.float64).to(tl.int64, bitcast=True)
     tl.store(head + HEAD + i, bits, mask=(i < positions) & (i != n))
     tl.store(head, n.to(tl.int64))
-    tl.store(head + 2, finite.to(tl.int64))
+    tl.store(head + 2, (n < num_usable).to(tl.int64))
 
 
 @triton.jit
