@@ -6,6 +6,7 @@ that calls, for all of a round alike; where it is None, $FORERUN_KERNELS decides
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 import torch
@@ -471,7 +472,7 @@ def advance(
 def adjust(
     logits: Tensor,  # [n, V] consecutive positions of one row
     prompt: Sequence[int],
-    output: Sequence[int],
+    output: Sequence[int] | Counter[int],
     drafted: Sequence[int],
     params: SamplingParams,
     forbid: Sequence[int] = (),

@@ -16,11 +16,13 @@ import triton.language as tl
 from torch import Tensor
 
 from forerun.config import SamplingParams
-from forerun.math.penalties import check_bias
+from forerun.math.penalties import check_bias, num_emitted
 from forerun.math.precision import working
 from forerun.math.row_options import NEVER, NOT_EARLY, NOT_FIRST, RowOptions
+from forerun.math.transfer import to_device
 
 BLOCK = 256  # ids a program
+ALIGNED = 4  # numbers that 16 bytes hold: kernels are compiled anew for addresses that are no multiple of them
 ROWS_BLOCK = 1024  # the same where all ids are looked at
 COLUMNS = ("repetition", "presence", "frequency", "min_new_tokens", "position", "drafted")  # a number a row each
 BANNED = tl.constexpr(NEVER)
@@ -38,7 +40,7 @@ def why_not(logits: Tensor) -> str | None:
 def adjust(
     logits: Tensor,
     prompt: Sequence[int],
-    output: Sequence[int],
+    output: Sequence[int] | Counter[int],
     drafted: Sequence[int],
     params: SamplingParams,
     forbid: Sequence[int] = (),
@@ -49,26 +51,28 @@ def adjust(
     adjusted = working(logits).contiguous().clone()
     positions, vocab = adjusted.shape
     drafted = list(drafted[: positions - 1])
-    early = max(min_new_tokens - len(output), 0)
+    early = max(min_new_tokens - num_emitted(output), 0)
+    if params.repetition_penalty == 1 and not params.presence_penalty and not params.frequency_penalty:
+        prompt, output, drafted = (), (), []
     before, emitted = Counter(prompt), Counter(output)
     touched = dict.fromkeys((*params.logit_bias, *before, *emitted, *drafted, *(forbid if early else ())))
     ids = [token for token in touched if 0 <= token < vocab]
     if not ids:
         return adjusted
     forbidden = set(forbid)
-    table = torch.tensor(
-        [
-            ids,
-            [before[token] + emitted[token] for token in ids],
-            [emitted[token] for token in ids],
-            [int(token in forbidden) for token in ids],
-        ],
-        dtype=torch.int32,
-    ).to(logits.device)
-    bias = torch.tensor([params.logit_bias.get(token, 0.0) for token in ids]).to(logits.device)
-    along = torch.tensor(drafted or [-1], dtype=torch.int32).to(logits.device)
+    along = [*drafted, *[-1] * (-len(drafted) % ALIGNED or ALIGNED)]
+    columns = [
+        *ids,
+        *(before[token] + emitted[token] for token in ids),
+        *(emitted[token] for token in ids),
+        *(int(token in forbidden) for token in ids),
+    ]
+    numbers = torch.tensor([*along, *columns], dtype=torch.int32)
+    added = torch.tensor([params.logit_bias.get(token, 0.0) for token in ids]).view(torch.int32)
+    sent = to_device(torch.cat([numbers, added]), logits.device)  # in one copy
+    table, bias = sent[len(along) :], sent[len(numbers) :].view(torch.float32)
     adjust_kernel[(positions, triton.cdiv(len(ids), BLOCK))](
-        adjusted, table, bias, along, len(ids), vocab, early,
+        adjusted, table, bias, sent, len(ids), vocab, early,
         params.repetition_penalty, params.presence_penalty, params.frequency_penalty, SIZE=BLOCK,
     )  # fmt: skip
     return adjusted
@@ -79,7 +83,7 @@ def adjust_kernel(
     logits,  # [n, V] float32, changed in place
     table,  # [4, U] int32: id, times in prompt and output, times in the output, whether it may be forbidden
     bias,  # [U] float32
-    drafted,  # [n - 1] int32
+    drafted,  # [n - 1] int32, and more
     num_ids, vocab,
     early,  # positions at which forbidden ids are cut
     repetition, presence, frequency,

@@ -17,7 +17,7 @@ from forerun.math.transfer import float64, int64
 def adjust(
     logits: Tensor,
     prompt: Sequence[int],
-    output: Sequence[int],
+    output: Sequence[int] | Counter[int],
     drafted: Sequence[int],
     params: SamplingParams,
     forbid: Sequence[int] = (),
@@ -27,22 +27,28 @@ def adjust(
 
     Position i has seen `output` and the first i of `drafted` (at least n - 1 tokens). The ids in `forbid` are cut at
     positions before which fewer than `min_new_tokens` were emitted. Seen ids the logits do not have are passed over.
+    Of the output no order is asked: it may be given as how often each token is in it, by who has counted already.
     """
     assert len(drafted) >= logits.shape[0] - 1, "every position after the first follows a drafted token"
     adjusted = working(logits).clone()
     drafted = drafted[: max(logits.shape[0] - 1, 0)]
     if params.logit_bias:
         _add_bias(adjusted, params.logit_bias)
-    if params.repetition_penalty != 1:
+    if params.repetition_penalty != 1:  # which asks whether a token is there, and not how often
         seen = _counts(adjusted, (*prompt, *output), drafted)
         _penalise_repetition(adjusted, *seen, params.repetition_penalty)
     if params.presence_penalty or params.frequency_penalty:
         ids, counts = _counts(adjusted, output, drafted)
         adjusted[:, ids] -= params.presence_penalty * counts.clamp(max=1) + params.frequency_penalty * counts
-    early = max(min_new_tokens - len(output), 0)
+    early = max(min_new_tokens - num_emitted(output), 0)
     if early and forbid:
         adjusted[:early, _known(forbid, adjusted)] = -torch.inf
     return adjusted
+
+
+def num_emitted(output: Sequence[int] | Counter[int]) -> int:
+    """Tokens of an output, or of its counts."""
+    return output.total() if isinstance(output, Counter) else len(output)
 
 
 def check_bias(logits: Tensor, bias: Mapping[int, float]) -> None:
