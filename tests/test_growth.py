@@ -6,7 +6,7 @@ one size and at four times that size: in proportion is 4 times as much, every on
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -225,6 +225,39 @@ def test_logits_are_adjusted_without_a_look_at_every_token(name: str) -> None:
         return lambda: made(torch.zeros(2, 8192), [3], 0)
 
     assert growth(make, 500) < CONSTANT
+
+
+class ReadOutput(list[int]):
+    """Counts how many of its tokens are looked at."""
+
+    num_read = 0
+
+    def __iter__(self) -> Iterator[int]:
+        self.num_read += len(self)
+        return super().__iter__()
+
+    def __getitem__(self, place: Any) -> Any:
+        found = super().__getitem__(place)
+        self.num_read += len(found) if isinstance(place, slice) else 1
+        return found
+
+
+@pytest.mark.parametrize("name", ["repetition", "frequency"])
+def test_penalties_count_every_token_of_an_output_once(name: str) -> None:
+    output = ReadOutput([5] * 300)
+    asked = request(0, params=OPTIONS[name](1))
+    made = adjuster(asked, output)
+    assert made is not None
+    for token in range(20):
+        output.append(token)
+        drafted, logits = [3, 3, token], torch.randn(2, 30)
+        again = adjuster(asked, list(output))
+        assert again is not None
+        assert torch.equal(made(logits, drafted, 2), again(logits, drafted, 2))
+    assert output.num_read == 320 + sum(range(301, 321)), "once, and once for each copy"
+    del output[10:]
+    again = adjuster(asked, list(output))
+    assert again is not None and torch.equal(made(logits, drafted, 0), again(logits, drafted, 0))
 
 
 def test_a_prompt_is_walked_once_for_its_repetition_penalty(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -22,10 +23,13 @@ from transformers import (
 )
 
 import forerun
-from engine.scripted import PROMPT, answer
-from forerun.drafters import DraftModel, PromptLookup
+from engine.scripted import PROMPT, Scripted, answer, prophet, run
+from forerun.config import SamplingParams
+from forerun.drafters import DraftModel, PromptLookup, Tree
+from forerun.engine import Request
+from forerun.engine.adjust import adjuster
 from forerun.engine.bans import without_banned
-from forerun.errors import InvalidArgument
+from forerun.errors import InvalidArgument, NonFiniteLogits
 from support.batches import padded
 from support.tiny import draft_of, ragged_prompts, tiny_model
 from support.warned import forerun_warnings
@@ -311,6 +315,147 @@ def test_what_a_library_keeps_is_its_own(tmp_path: Path, monkeypatch: pytest.Mon
     assert texts[0] == texts[1]
     with pytest.raises(InvalidArgument, match="changes its own state"):  # here its object is the processor
         decoder_with("none").generate(*padded(PROMPTS), max_new_tokens=3, logits_processor=[library.Allowed().counted])
+
+
+class Texts(LogitsProcessor):
+    """Allows one text behind each prompt, and knows nothing of others, as a trie does."""
+
+    def __init__(self, texts: list[list[int]], behind: Any = None) -> None:
+        self.texts = {tuple(prompt): tuple(text) for prompt, text in zip(PROMPTS, texts, strict=True)}
+        self.behind = behind  # what every token gets behind another text; None raises
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        said = tuple(input_ids[0].tolist())
+        prompt = next(prompt for prompt in self.texts if said[: len(prompt)] == prompt)
+        text, said = self.texts[prompt], said[len(prompt) :]
+        if said != text[: len(said)] or len(said) >= len(text):
+            if self.behind is None:
+                raise ValueError(f"nothing may follow {said}")
+            return torch.full_like(scores, self.behind)
+        return torch.full_like(scores, -torch.inf).index_copy(1, torch.tensor([text[len(said)]]), torch.zeros(1, 1))
+
+
+TEXTS = [[(7 * i + 3 * place) % 11 + 1 for i in range(12)] for place in range(len(PROMPTS))]
+TEXTS[-1][7:] = [90]
+
+
+def known(history: Sequence[int], room: int) -> list[int]:
+    """The text of a row, and something behind its end."""
+    prompt, text = next(pair for pair in zip(PROMPTS, TEXTS, strict=True) if history[: len(pair[0])] == pair[0])
+    return [*text[len(history) - len(prompt) :], 5, 6, 7][:room]
+
+
+STRAYING: dict[str, Any] = {
+    "lookup": PromptLookup,
+    "scripted": lambda: Scripted(lambda history, room: [(history[-1] + 7) % 11 + 1, 5, 6, 7][:room]),
+    "known": lambda: Scripted(known),
+    "model": lambda: DraftModel(draft_of(tiny_model("llama"))),
+    "tree": lambda: Tree(DraftModel(draft_of(tiny_model("llama"))), nodes=6, width=3),
+}
+
+
+@pytest.mark.parametrize("temperature", (0.0, 1.0))
+@pytest.mark.parametrize("behind", (None, -torch.inf, torch.nan), ids=("raises", "nothing", "no number"))
+@pytest.mark.parametrize("drafter", STRAYING)
+@pytest.mark.quick(every=6)
+def test_processors_may_know_nothing_of_texts_that_are_not_kept(
+    drafter: str, behind: Any, temperature: float, recwarn: Any
+) -> None:
+    """The last text ends with a stop id, behind which nothing is known either."""
+    decoder = forerun.SpeculativeDecoder(tiny_model("llama"), STRAYING[drafter](), policy=4)
+    out = decoder.generate(
+        *padded(PROMPTS), max_new_tokens=12, temperature=temperature, eos_token_id=90,
+        logits_processor=[NoNeighbours(), Texts(TEXTS, behind)],
+    )  # fmt: skip
+    assert out.errors == [None] * len(PROMPTS)
+    assert out.new_tokens == TEXTS
+    assert not forerun_warnings(recwarn)
+
+
+def test_a_list_of_texts_behind_a_copied_token_that_is_none_of_theirs() -> None:
+    """As in transformers, whose processor raises where a function allows nothing."""
+    prompt, text = [5, 6, 7, 8, 5, 6], [7, 30, 31, 5, 6, 40, 41]
+
+    def allowed(batch: int, ids: Tensor) -> list[int]:
+        said = ids.tolist()[len(prompt) :]
+        return text[len(said) : len(said) + 1] if said == text[: len(said)] else []
+
+    out = forerun.SpeculativeDecoder(tiny_model("llama"), PromptLookup(), policy=4).generate(
+        torch.tensor([prompt]),
+        max_new_tokens=len(text),
+        logits_processor=[PrefixConstrainedLogitsProcessor(allowed, num_beams=1)],
+    )
+    assert out.new_tokens == [text] and out.stats.acceptance_rate < 1
+
+
+@pytest.mark.parametrize("rule", ("token", "block", "coupled"))
+def test_what_a_processor_raises_where_the_text_comes_is_raised(rule: str) -> None:
+    """Also in the middle of a draft that is kept up to there."""
+
+    def late(input_ids: Tensor, scores: Tensor) -> Tensor:
+        if input_ids.shape[1] == len(PROMPT) + 7:
+            raise LookupError("not here")
+        return scores
+
+    decoder = forerun.SpeculativeDecoder(tiny_model("llama"), prophet(), policy=4, rule=rule)
+    with pytest.raises(LookupError, match="not here"):
+        decoder.generate(torch.tensor([PROMPT]), max_new_tokens=12, logits_processor=[late])
+    out = decoder.generate(torch.tensor([PROMPT]), max_new_tokens=7, logits_processor=[late])
+    assert out.new_tokens == [list(answer()[:7])]
+
+
+def test_an_option_that_leaves_nothing_is_named_where_the_text_has_come() -> None:
+    """Not where the draft has strayed: there another processor would be blamed."""
+
+    def ends(input_ids: Tensor, scores: Tensor) -> Tensor:
+        said = tuple(input_ids[0, len(PROMPT) :].tolist())
+        return scores - torch.inf if len(said) == 6 else scores
+
+    def strict(input_ids: Tensor, scores: Tensor) -> Tensor:
+        said = tuple(input_ids[0, len(PROMPT) :].tolist())
+        return scores if said == answer()[: len(said)] else scores - torch.inf
+
+    decoder = forerun.SpeculativeDecoder(tiny_model("llama"), prophet({7: 3}), policy=8)
+    with pytest.raises(NonFiniteLogits, match=r"ends .*strict.* leaves no token to choose after 6 tokens"):
+        decoder.generate(torch.tensor([PROMPT]), max_new_tokens=12, logits_processor=[strict, ends])
+
+
+class Along:
+    """Changes logits in place, at all positions at once."""
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        return self.along(input_ids[0].tolist(), (), scores)
+
+    def along(self, history: Any, drafted: Any, logits: Tensor) -> Tensor:
+        return logits.mul_(0.5)
+
+
+@pytest.mark.parametrize("where", ("biases", "processors"))
+def test_logprobs_are_the_models_own_whoever_writes_into_logits(where: str) -> None:
+    own = run(None, logprobs=0)
+    changed: Any = {where: (Along(),)}
+    out = run(None, logprobs=0, **changed)
+    assert out.tokens == own.tokens and out.logprobs == own.logprobs
+
+
+def test_a_count_that_was_interrupted_begins_anew() -> None:
+    class Pulled(int):
+        """As a Ctrl-C while it is counted, once."""
+
+        is_pulled = False
+
+        def __hash__(self) -> int:
+            if not self.is_pulled:
+                Pulled.is_pulled = True
+                raise KeyboardInterrupt
+            return hash(int(self))
+
+    request = Request(prompt=PROMPT, max_new_tokens=9, params=SamplingParams(frequency_penalty=0.5))
+    made, wanted = adjuster(request, [7, 7, Pulled(8)]), adjuster(request, [7, 7, 8])
+    assert made is not None and wanted is not None
+    with pytest.raises(KeyboardInterrupt):
+        made(torch.zeros(1, 10), [], 0)
+    assert torch.equal(made(torch.zeros(1, 10), [], 0), wanted(torch.zeros(1, 10), [], 0))
 
 
 @pytest.mark.parametrize("temperature", (0.0, 1.1))

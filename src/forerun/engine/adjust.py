@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import sys
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -17,10 +20,8 @@ from forerun.engine.processor_state import ProcessorState
 from forerun.engine.request import LogitsProcessor, Request
 from forerun.errors import InvalidArgument
 from forerun.math.precision import working
+from forerun.math.transfer import int64, to_device
 from forerun.types import Adjuster
-
-# (logits [n, V], tokens before the first position, tokens between the positions) -> logits [n, V]
-Step = Callable[[Tensor, list[int], Sequence[int]], Tensor]
 
 # Which keyword of `generate` a processor of transformers comes from.
 KEYWORDS = {
@@ -36,23 +37,82 @@ KEYWORDS = {
 
 def adjuster(request: Request, output: Sequence[int], use: Kernels | None = None) -> Adjuster | None:
     """The row's adjuster, or None where the model's logits are used as they are. `output` is read when it is called."""
-    params = request.params
-    if not (params.has_penalties or request.min_new_tokens or request.biases or request.processors):
+    has_penalties = request.params.has_penalties or (request.min_new_tokens and request.stop_ids)
+    if not (has_penalties or request.biases or request.processors):
         return None
-    steps = [
-        *(_processor(bias, request) for bias in request.biases),
-        _penalties(params, request, request.min_new_tokens, use),
-        *(_processor(processor, request) for processor in request.processors),
-    ]
+    steps = [_processor(bias) for bias in request.biases]
+    if has_penalties:
+        steps.append(_penalties(request.params, request, request.min_new_tokens, use))
+    steps += [_processor(processor) for processor in request.processors]
+    may_write = any(hasattr(processor, "along") for processor in (*request.biases, *request.processors))
+    emitted = _Emitted(output)
 
     def apply(logits: Tensor, drafted: Sequence[int], first: int) -> Tensor:
-        before = [*output, *drafted[:first]]
-        logits = working(logits)
+        text = _Text(request.prompt, emitted, drafted[:first], drafted[first:], num_certain=0 if first else 1)
+        adjusted = working(logits)
+        if may_write and adjusted is logits:  # log-probabilities are told by the model's own
+            adjusted = logits.clone()
         for step in steps:
-            logits = step(logits, before, drafted[first:])
-        return logits
+            adjusted = step(adjusted, text)
+        return adjusted
 
     return apply
+
+
+class _Emitted:
+    """A row's output, and how often each token is in it: counted on from where the last call had come to."""
+
+    def __init__(self, output: Sequence[int]) -> None:
+        self.output = output
+        self._counts, self._num_counted = Counter[int](), 0
+
+    @property
+    def counts(self) -> Counter[int]:
+        if len(self.output) < self._num_counted:
+            self._counts, self._num_counted = Counter(), 0
+        start, self._num_counted = self._num_counted, sys.maxsize  # whoever is interrupted now counts all of it again
+        self._counts.update(self.output[start:])
+        self._num_counted = len(self.output)
+        return self._counts
+
+
+@dataclass
+class _Text:
+    """What all steps of one call are about; lists as long as a prompt are made where a step asks for them."""
+
+    prompt: Sequence[int]
+    emitted: _Emitted
+    before: Sequence[int]  # drafted tokens that come before the first position
+    following: Sequence[int]  # those between the positions
+    num_certain: int  # positions that are sure to be reached: others may lie behind a token that is not kept
+
+    def __len__(self) -> int:
+        """Tokens before the first position."""
+        return len(self.prompt) + len(self.emitted.output) + len(self.before)
+
+    @property
+    def counts(self) -> Counter[int]:
+        """How often each token comes between the prompt and the first position."""
+        if not self.before:
+            return self.emitted.counts
+        counts = self.emitted.counts.copy()
+        counts.update(self.before)
+        return counts
+
+    @cached_property
+    def history(self) -> list[int]:
+        return [*self.prompt, *self.emitted.output, *self.before]
+
+    @cached_property
+    def _ids(self) -> Tensor:
+        return int64([*self.history, *self.following])
+
+    def ids(self, position: int, device: torch.device) -> Tensor:
+        """[1, n] all that comes before a position; the caller's own, to do with as it likes."""
+        return to_device(self._ids[: len(self) + position].clone(), device)[None]
+
+
+Step = Callable[[Tensor, _Text], Tensor]  # logits [n, V] -> logits [n, V]
 
 
 class AfterPads:
@@ -69,15 +129,16 @@ class AfterPads:
 def cause_of_failure(request: Request, output: Sequence[int], drafted: Sequence[int], logits: Tensor) -> str | None:
     """Which of a request's options left nothing to choose, where the target's own `logits` [n, V] are sound.
 
-    None where they are not. `drafted` are the tokens between the positions of `logits`.
+    None where they are not. `drafted` are the tokens between the positions of `logits`, all of which have been reached:
+    what a processor raises at one of them is raised.
     """
     if not _can_be_sampled(logits):
         return None
-    before, names = list(output), []
-    logits = working(logits)
+    text, names = _Text(request.prompt, _Emitted(output), (), drafted, num_certain=len(logits)), []
+    logits = working(logits).clone()
     for name, step in _single_steps(request):
         names.append(name)
-        logits = step(logits, before, drafted)
+        logits = step(logits, text)
         if not _can_be_sampled(logits):
             break
     others = f" (applied after {', '.join(names[:-1])})" if names[1:] else ""
@@ -88,7 +149,7 @@ def _single_steps(request: Request) -> list[tuple[str, Step]]:
     """What the adjuster does, option by option."""
     params, plain = request.params, SamplingParams()
     changed = [name for name in OPTIONS if getattr(params, name) != getattr(plain, name)]
-    steps = [(_name(bias), _processor(bias, request)) for bias in request.biases]
+    steps = [(_name(bias), _processor(bias)) for bias in request.biases]
     steps += [
         (f"{name}={shown(getattr(params, name))}", _penalties(replace(plain, **{name: getattr(params, name)}), request))
         for name in changed
@@ -96,7 +157,7 @@ def _single_steps(request: Request) -> list[tuple[str, Step]]:
     if request.min_new_tokens:
         minimum = request.min_new_tokens
         steps.append((f"min_new_tokens={minimum}", _penalties(plain, request, minimum)))
-    return steps + [(_name(processor), _processor(processor, request)) for processor in request.processors]
+    return steps + [(_name(processor), _processor(processor)) for processor in request.processors]
 
 
 OPTIONS = ("logit_bias", "repetition_penalty", "presence_penalty", "frequency_penalty")  # in the order they are applied
@@ -118,46 +179,67 @@ def _penalties(params: SamplingParams, request: Request, min_new_tokens: int = 0
     # Of a prompt only a repetition penalty asks anything: which tokens are in it. It may be long, and rounds are many.
     prompt = tuple(dict.fromkeys(request.prompt)) if params.repetition_penalty != 1 else ()
 
-    def step(logits: Tensor, before: list[int], following: Sequence[int]) -> Tensor:
+    def step(logits: Tensor, text: _Text) -> Tensor:
         return ops.adjust(
-            logits, prompt, before, following, params, forbid=forbid, min_new_tokens=min_new_tokens, use=use
+            logits, prompt, text.counts, text.following, params, forbid=forbid, min_new_tokens=min_new_tokens, use=use
         )
 
     return step
 
 
-def _processor(processor: LogitsProcessor, request: Request) -> Step:
-    def step(logits: Tensor, before: list[int], following: Sequence[int]) -> Tensor:
-        return _processed(processor, [*request.prompt, *before], following, logits)
-
-    return step
+def _processor(processor: LogitsProcessor) -> Step:
+    return lambda logits, text: _processed(processor, text, logits)
 
 
-def _processed(processor: LogitsProcessor, history: list[int], drafted: Sequence[int], logits: Tensor) -> Tensor:
-    """One processor at all positions: at once where it offers that or only forbids ids, else one by one."""
+def _processed(processor: LogitsProcessor, text: _Text, logits: Tensor) -> Tensor:
+    """One processor at all positions: at once where it offers that or only forbids ids, else one by one.
+
+    A draft leads to texts that plain decoding never asks about: behind a token that this processor has just forbidden,
+    or behind the end. What is raised there says nothing yet. Such a position and those behind it have no law; a row
+    that does come to one fails, and what was raised is raised then (`cause_of_failure`).
+    """
     if (along := getattr(processor, "along", None)) is not None:
-        adjusted: Tensor = along(history, drafted, logits)
+        adjusted: Tensor = along(text.history, text.following, logits)
         return adjusted
-    if (left := without_banned(processor, len(history), logits)) is not None:
+    if (left := without_banned(processor, len(text), logits)) is not None:
         return left
-    return torch.cat([_called(processor, [*history, *drafted[:i]], row[None]) for i, row in enumerate(logits)])
+    rows = []
+    for position, row in enumerate(logits):
+        scores = _called(processor, text.ids(position, row.device), row[None], position < text.num_certain)
+        if scores is None:
+            rows.append(torch.full_like(logits[position:], torch.nan))
+            break
+        rows.append(scores)
+    return torch.cat(rows)
 
 
-def _called(processor: LogitsProcessor, history: list[int], scores: Tensor) -> Tensor:
-    """A processor sees the row's own unpadded history, as it would in plain decoding at batch 1."""
-    before = ProcessorState.of(_own(processor))
-    adjusted = processor(torch.tensor([history], device=scores.device), scores.clone())
+def _called(processor: LogitsProcessor, ids: Tensor, scores: Tensor, is_certain: bool) -> Tensor | None:
+    """A processor sees the row's own unpadded history, as it would in plain decoding at batch 1.
+
+    None where it raises, unless `is_certain`.
+    """
+    before, has_raised = ProcessorState.of(_own(processor)), False
+    adjusted: Any = None
+    try:
+        adjusted = processor(ids, scores.clone())
+    except Exception:
+        if is_certain:
+            raise
+        has_raised = True
     if before.differs(ProcessorState.of(_own(processor))):
         raise InvalidArgument(
             f"logits_processor {_kind(processor)} changes its own state when called; a draft asks for positions that "
             "may be taken back, so only processors that depend on their arguments alone can be used"
         )
+    if has_raised:
+        return None
     if not _are_scores(adjusted, scores):
         raise InvalidArgument(
             f"logits_processor {_kind(processor)} returned {shown(adjusted)}; it must return scores of shape "
             f"{tuple(scores.shape)}, as it was given them"
         )
-    return adjusted.to(scores)
+    found: Tensor = adjusted.to(scores)
+    return found
 
 
 def _own(processor: LogitsProcessor) -> LogitsProcessor:

@@ -22,6 +22,7 @@ from transformers import (
 )
 
 from forerun.engine.request import Request
+from forerun.math.transfer import to_device
 
 FOREVER = 1 << 62
 
@@ -72,7 +73,7 @@ def without_banned(processor: Any, seen: int, logits: Tensor) -> Tensor | None:
         return None
     left = logits.clone()
     known = ids[(ids >= 0) & (ids < logits.shape[1])]  # others forbid nothing
-    left[place, known.to(logits.device)] = -torch.inf
+    left[place, known if known.is_cuda else to_device(known, logits.device)] = -torch.inf
     return left
 
 

@@ -1,6 +1,7 @@
 """What a round is judged by: the target's law along every draft, and what counts its random numbers.
 
-All of it is sent while the pass that it judges may still run, so nothing here waits for the device.
+All of it is sent while the pass that it judges may still run, so nothing here waits for the device, unless a caller's
+own processor does.
 """
 
 from __future__ import annotations
