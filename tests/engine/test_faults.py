@@ -11,9 +11,10 @@ import pytest
 import torch
 
 import forerun
-from engine.scripted import PROMPT, VOCAB, Scripted, answer
+from engine.scripted import PROMPT, VOCAB, Scripted, answer, engine_with
+from forerun.config import SamplingParams
 from forerun.drafters import DraftModel, PromptLookup
-from forerun.engine import FinishReason
+from forerun.engine import FinishReason, Request
 from forerun.errors import ForerunWarning, InvalidArgument, NonFiniteLogits, TokenizerMismatch, UnknownArgument
 from support.batches import padded
 from support.tiny import draft_of, plain_greedy, ragged_prompts, tiny_model
@@ -117,6 +118,13 @@ def test_nan_ends_its_own_row(family: str, attention: str, place: int) -> None:
             assert out.errors[row] is None
     again = decoder.generate(*padded([[1, 2, 3]] * 3), max_new_tokens=12)
     assert again.new_tokens == [plain_greedy(tiny_model(family), [1, 2, 3], 12)] * 3
+
+
+def test_a_bias_beyond_the_vocabulary_is_refused_before_anybody_waits_for_it() -> None:
+    engine = engine_with(PromptLookup())
+    with pytest.raises(InvalidArgument, match=f"{VOCAB}.*the vocabulary ends at {VOCAB - 1}"):
+        engine.add(Request(prompt=PROMPT, max_new_tokens=4, params=SamplingParams(logit_bias={3: 1.0, VOCAB: 1.0})))
+    assert engine.is_idle
 
 
 def test_nan_in_every_row_raises() -> None:

@@ -50,6 +50,7 @@ from forerun.engine.stops import StopRule
 from forerun.engine.turnstile import Turnstile
 from forerun.errors import InvalidArgument
 from forerun.kernels.variants import watched_variants
+from forerun.math.penalties import check_bias
 from forerun.models.autocast import refuse_autocast
 from forerun.models.evaluation import Evaluation
 from forerun.models.fingerprint import checksum
@@ -796,7 +797,6 @@ class Engine:
         stop = StopRule(request, budget, self.tokenizer)
         adjust = adjuster(request, output, self.target.kernels)
         row = Row(next(self._handles), request, list(request.prompt), output, stop, adjust, bans_of(request))
-        row.needs_host = max(request.params.logit_bias, default=0) >= self.target.vocab_size  # where it is refused
         row.begins_plain = self.first_from_prompt
         return row
 
@@ -805,6 +805,7 @@ class Engine:
         if max(request.prompt) >= self.target.vocab_size or min(request.prompt) < 0:
             bad = next(t for t in request.prompt if not 0 <= t < self.target.vocab_size)
             raise InvalidArgument(f"prompt token {bad} is outside the target's vocabulary of {self.target.vocab_size}")
+        check_bias(request.params.logit_bias, self.target.vocab_size)
         if request.stop_strings and not hasattr(self.tokenizer, "decode"):
             lack = "pass tokenizer= as well" if self.tokenizer is None else "the one given has no method decode"
             raise InvalidArgument(f"stop_strings need the tokenizer: {lack}")

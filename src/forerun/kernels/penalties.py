@@ -47,7 +47,7 @@ def adjust(
     min_new_tokens: int = 0,
 ) -> Tensor:
     """`math.penalties.adjust` for logits [n, V] of one row; a new float32 tensor."""
-    check_bias(logits, params.logit_bias)
+    check_bias(params.logit_bias, logits.shape[-1])
     adjusted = working(logits).contiguous().clone()
     positions, vocab = adjusted.shape
     drafted = list(drafted[: positions - 1])

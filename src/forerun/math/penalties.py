@@ -51,15 +51,16 @@ def num_emitted(output: Sequence[int] | Counter[int]) -> int:
     return output.total() if isinstance(output, Counter) else len(output)
 
 
-def check_bias(logits: Tensor, bias: Mapping[int, float]) -> None:
+def check_bias(bias: Mapping[int, float], vocab_size: int) -> None:
     """Refuse a bias on ids the logits do not have."""
-    vocab = logits.shape[-1]
-    if bias and max(bias) >= vocab:
-        raise InvalidArgument(f"logit_bias={{{max(bias)}: ...}}: the vocabulary ends at {vocab - 1}; remove that id")
+    if bias and max(bias) >= vocab_size:
+        raise InvalidArgument(
+            f"logit_bias={{{max(bias)}: ...}}: the vocabulary ends at {vocab_size - 1}; remove that id"
+        )
 
 
 def _add_bias(logits: Tensor, bias: Mapping[int, float]) -> None:
-    check_bias(logits, bias)
+    check_bias(bias, logits.shape[-1])
     ids, values = int64(bias), float64(bias.values())  # a caller may forbid half of a large vocabulary
     logits[:, ids.to(logits.device)] += values.to(logits.device, logits.dtype)
 
