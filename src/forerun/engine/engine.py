@@ -98,8 +98,8 @@ class Engine:
     the next of them is then sent off before a step returns, so its draft lengths are asked for a little early. There
     the pass that ends a prompt also gives the first token (`first_from_prompt`): a step of its own, without a draft.
     `engine.drafter` is a clone of the drafter that was given, so that several engines may be given the same.
-    A drafter or a policy that fails costs its draft and a warning; `first_fault` keeps the traceback, and with `strict`
-    the error is raised instead.
+    A drafter or a policy that fails costs its draft and a warning, keys that cannot be given back cost all keys and a
+    warning; `first_fault` keeps the traceback, and with `strict` the error is raised instead.
 
     A model that was changed (adapters, modules, weights, dtype, device) while no row was in flight is noticed by the
     next `add`; while rows are in flight it must stay as it is.
@@ -216,7 +216,7 @@ class Engine:
 
     @property
     def first_fault(self) -> str | None:
-        """The traceback of the first error of a drafter or policy; None while there was none."""
+        """The traceback of the first error that decoding went on behind (drafter, policy, cache); None without one."""
         return self.faults.first
 
     def add(self, request: Request) -> int:
@@ -507,9 +507,8 @@ class Engine:
         """Keys that cannot be given back must not cost anybody the tokens that this step has gained."""
         try:
             self._retire()
-        except Exception:
-            if self.faults.strict:
-                raise
+        except Exception as error:
+            self.faults.report(self.target.cache, error, "all keys are dropped, and rows go on from their texts")
             self._start_over()
 
     def _batch(self) -> list[Row]:

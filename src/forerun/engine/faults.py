@@ -1,4 +1,4 @@
-"""What goes wrong in a drafter or a policy: where it is told, and where the first of it is kept."""
+"""What goes wrong and does not end decoding: where it is told, and where the first of it is kept."""
 
 from __future__ import annotations
 
