@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -197,6 +197,19 @@ def test_a_row_that_found_no_room_and_was_given_up_grounds_nobody(monkeypatch: M
     assert made.runner.has_pending, "the next round is on its way"
     got = finish(made)
     assert (got[0], got[2]) == (want[0], want[2])
+
+
+@pytest.mark.parametrize("leave", (Engine._preempt_newest, Engine._start_over), ids=("waits again", "starts over"))
+def test_a_row_that_found_no_room_and_waits_again_grounds_nobody(leave: Callable[[Engine], None]) -> None:
+    made = engine(True)
+    for request in requests(3, new=40):
+        made.add(request)
+    made.step()
+    assert made.runner is not None
+    made.runner.discard_pending()
+    made._is_crowded = True
+    leave(made)
+    assert not made._is_crowded
 
 
 @pytest.mark.slow

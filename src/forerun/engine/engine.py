@@ -718,7 +718,7 @@ class Engine:
         rows = {row.handle: row for row in (*self._running.values(), *self._waiting)}
         held, self._held = self._held, set()
         self._waiting, self._running, self._unjudged = list(rows.values()), {}, []
-        self._owes_round = False
+        self._owes_round = self._is_crowded = False
         self.prefixes.clear()
         if self.runner is not None:
             self.runner.discard_pending()
@@ -924,7 +924,7 @@ class Engine:
         self.target.remember(newest.number, newest.history)
         del self._running[newest.number]
         self._waiting.insert(0, newest)
-        self._is_blocked = True
+        self._is_blocked, self._is_crowded = True, False  # it may have been the one that found no room
         self.num_preempted += 1
         self._let_go()
         self._rewind_to_history(self._running.values())  # others may have been in the middle of a round
