@@ -95,6 +95,38 @@ def test_a_plain_objects_optional_methods_are_used() -> None:
     assert plain.calls == ["admit", "release"]
 
 
+class Everything(Rows):
+    """A plain object with all that an engine may ask."""
+
+    is_mixed = needs_clock = takes_predictions = reads_targets_keys = True
+    drawn_evidence, draft_models, caches = 7, (torch.nn.Linear(1, 1),), ("a cache",)
+
+    def predict(self, row: int, prediction: Sequence[int], start: int) -> None:
+        self.calls.append(f"predict {row} {list(prediction)} {start}")
+
+    def is_prediction(self, evidence: int) -> bool:
+        return evidence == 3
+
+    def prepare(self, rows: Sequence[int], histories: Sequence[Sequence[int]]) -> None:
+        self.calls.append(f"prepare {list(rows)}")
+
+    def num_unread(self, row: int, length: int) -> int:
+        return length - row
+
+
+def test_a_plain_object_is_asked_what_a_subclass_is() -> None:
+    plain = Everything()
+    drafter, default = as_drafter(plain), as_drafter(Two())
+    assert drafter.needs_clock and drafter.takes_predictions and drafter.reads_targets_keys and drafter.is_mixed
+    assert drafter.drawn_evidence == 7 and drafter.caches == plain.caches and drafter.draft_models == plain.draft_models
+    assert drafter.is_prediction(3) and not drafter.is_prediction(2) and drafter.num_unread(2, 9) == 7
+    drafter.predict(1, (4, 5), 6)
+    drafter.prepare([1, 2], [[3], [4]])
+    assert plain.calls == ["predict 1 [4, 5] 6", "prepare [1, 2]"]
+    assert not (default.needs_clock or default.takes_predictions or default.reads_targets_keys or default.caches)
+    assert not (default.drawn_evidence or default.draft_models or default.is_prediction(0) or default.num_unread(0, 9))
+
+
 def test_combinations_take_plain_objects() -> None:
     assert Chain(Rows(), Two()).is_mixed and not Chain(PromptLookup(), Rows()).is_mixed
     assert TopK(Rows(), 3).copies and TopK(Rows(), 3).num_draws(2) == 4

@@ -180,13 +180,17 @@ class DrafterAround(Drafter):
 class PlainDrafter(Drafter):
     """A user's object with `propose` and `rewind` that does not derive from `Drafter`.
 
-    The optional methods and attributes of `Drafter` are used where the object has them.
+    The optional methods and attributes of `Drafter` are used where the object has them, except those that are about
+    its parts or split models or put it into recorded rounds: `parts`, `split_models`, `copying_part`, `device_draft`.
     """
 
     def __init__(self, plain: Any) -> None:
         self.plain = plain
         self.copies = bool(getattr(plain, "copies", False))
         self.makes_trees = bool(getattr(plain, "makes_trees", False))
+        self.takes_predictions = bool(getattr(plain, "takes_predictions", False))
+        self.drawn_evidence = int(getattr(plain, "drawn_evidence", 0))
+        self.needs_clock = bool(getattr(plain, "needs_clock", False))
 
     @property
     def unwrapped(self) -> Any:
@@ -195,6 +199,18 @@ class PlainDrafter(Drafter):
     @property
     def is_mixed(self) -> bool:  # type: ignore[override]
         return bool(getattr(self.plain, "is_mixed", False))
+
+    @property
+    def caches(self) -> tuple[KeyValueCache, ...]:
+        return tuple(getattr(self.plain, "caches", ()))
+
+    @property
+    def reads_targets_keys(self) -> bool:
+        return bool(getattr(self.plain, "reads_targets_keys", False))
+
+    @property
+    def draft_models(self) -> tuple[nn.Module, ...]:
+        return tuple(getattr(self.plain, "draft_models", ()))
 
     def propose(self, context: DraftContext) -> Draft:
         draft: Draft = self.plain.propose(context)
@@ -219,12 +235,24 @@ class PlainDrafter(Drafter):
     def read(self, row: int, source: Source) -> None:
         self._call("read", row, source)
 
+    def predict(self, row: int, prediction: Sequence[int], start: int) -> None:
+        self._call("predict", row, prediction, start)
+
+    def is_prediction(self, evidence: int) -> bool:
+        return bool(self._call("is_prediction", evidence))
+
     def release(self, row: int) -> None:
         self._call("release", row)
+
+    def prepare(self, rows: Sequence[int], histories: Sequence[Sequence[int]]) -> None:
+        self._call("prepare", rows, histories)
 
     def num_draws(self, longest: int) -> int:
         number: int | None = self._call("num_draws", longest)
         return longest if number is None else number
+
+    def num_unread(self, row: int, length: int) -> int:
+        return int(self._call("num_unread", row, length) or 0)
 
     def _call(self, name: str, *arguments: Any) -> Any:
         method = getattr(self.plain, name, None)
