@@ -18,12 +18,14 @@ from torch import Tensor
 from forerun.cache.blocks import BlockPool
 from forerun.cache.paged import PagedCache
 from forerun.config import SamplingParams
+from forerun.drafters.draft_model import DraftModel
 from forerun.drafters.growth import Growth, Node, RowTree
 from forerun.drafters.predicted_text import _Follower
 from forerun.drafters.prompt_lookup import PromptLookup
 from forerun.engine import Engine, Request
 from forerun.engine import row as rows
 from forerun.engine.adjust import adjuster
+from forerun.engine.admission import Admission
 from forerun.engine.device.prompt_passes import CHUNKS, _chunks
 from forerun.engine.device.row_options import make_options, write_options
 from forerun.engine.row import Row
@@ -34,7 +36,7 @@ from forerun.policy import Constant, CostModel
 from forerun.policy.base import Policy
 from forerun.serve.grammar import Grammar, make_tokenizer
 from forerun.text import StreamDecoder
-from forerun.types import Siblings
+from forerun.types import DraftContext, LawParams, Siblings
 from policy.rounds import outcome, view
 from support.folders import VOCAB, byte_tokenizer, sentencepiece_tokenizer
 from support.instructions import growth, instructions
@@ -273,6 +275,41 @@ def test_a_prompt_is_walked_once_for_its_repetition_penalty(monkeypatch: pytest.
     assert made is not None
     made(torch.zeros(1, 10), [], 0)
     assert given == [2]
+
+
+def test_a_prompt_that_waits_for_room_is_copied_once() -> None:
+    class Full:
+        def has_room(self, ends: Any, new: Any) -> bool:
+            return len(new.tokens) < 0
+
+    row, admission = a_row(0, range(100), [], SamplingParams()), Admission()
+    row.history = ReadOutput(row.history)
+    for _ in range(9):
+        assert not admission.fits([Full()], [], row)  # type: ignore[list-item]
+    assert row.history.num_read == 99
+    row.history.append(7)
+    assert not admission.fits([Full()], [], row)  # type: ignore[list-item]
+    assert row.history.num_read == 99 + 100
+
+
+def test_a_draft_model_that_nobody_asks_reads_nothing() -> None:
+    """Of rows whose rounds have no draft it would otherwise look through all that it has not taken in, every time."""
+    drafter, text = DraftModel(tiny_model("llama")), ReadOutput([5] * 300)
+    drafter.admit(0, text)
+    params = LawParams.stack([SamplingParams()])
+    uniforms, device = torch.zeros(1, 4, dtype=torch.float64), torch.device("cpu")
+    asked = DraftContext((0,), (text,), (0,), params, uniforms, (None,), 97, device)
+    assert drafter._within_reach(asked) is asked and text.num_read == 0
+    drafter._within_reach(replace(asked, max_lengths=(2,)))
+    assert text.num_read == 300
+
+
+def test_results_that_nobody_takes_cost_those_to_come_nothing() -> None:
+    engine = Engine(Scorer(tiny_model("llama")), None, Constant(0))
+    engine.abort(engine.add(request(0)))
+    unclaimed = engine._results
+    engine.abort(engine.add(request(1)))
+    assert engine._results is unclaimed and len(unclaimed) == 2
 
 
 def test_a_grammar_goes_on_where_it_was() -> None:

@@ -226,7 +226,7 @@ class DraftModel(BranchingDrafter):
                 "SpeculativeDecoder or Engine"
             )
         room = tuple(
-            max(0, min(most, self._room(row, history)))
+            max(0, min(most, self._room(row, history))) if most else 0
             for row, most, history in zip(context.rows, context.max_lengths, context.histories, strict=True)
         )
         return context if room == context.max_lengths else replace(context, max_lengths=room)

@@ -20,6 +20,8 @@ class Admission:
 
     def __init__(self) -> None:
         self._round_tokens = FIRST_ROUND
+        self._copied: tuple[int, int] | None = None  # the handle and the length of the row below
+        self._beginning: list[int] = []
 
     def observe(self, tokens: int) -> None:
         """A row was given so many positions in a round; the next may take as many."""
@@ -28,7 +30,7 @@ class Admission:
     def fits(self, caches: Sequence[KeyValueCache], running: Iterable[Row], new: Row | None = None) -> bool:
         """Whether the running rows have room for another round, and a new one beside them."""
         ends = {row.number: self._end(row) for row in running}
-        asked = None if new is None else NewRow(new.history[:-1], new.request.source, self._end(new))
+        asked = None if new is None else NewRow(self._known(new), new.request.source, self._end(new))
         return all(cache.has_room(ends, asked) for cache in caches)
 
     def check(self, caches: Sequence[KeyValueCache], num_prompt: int, budget: int) -> None:
@@ -41,6 +43,13 @@ class Admission:
                     f"and the cache has room for the keys of {limit}: ask for fewer new tokens, or give the decoder "
                     f"cache_tokens={num_prompt + budget} or more"
                 )
+
+    def _known(self, row: Row) -> list[int]:
+        """All tokens of a row but its last, copied once: it may be asked about in every step, and be long."""
+        of = row.handle, len(row.history)
+        if self._copied != of:
+            self._copied, self._beginning = of, row.history[:-1]
+        return self._beginning
 
     def _end(self, row: Row) -> int:
         """Keys a row needs for the coming round, in which its last token is the first that is scored."""

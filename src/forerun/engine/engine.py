@@ -1071,11 +1071,12 @@ class Engine:
         leaving = [row for row in self._running.values() if row.finish_reason is not None]
         ended = [*leaving, *(row for row in self._waiting if row.finish_reason is not None)]
         if ended:
-            results = self._results | {row.handle: row.result(self.clock()) for row in ended}
+            results = {row.handle: row.result(self.clock()) for row in ended}
             waiting = [row for row in self._waiting if row.finish_reason is None]
             running = {number: row for number, row in self._running.items() if row.finish_reason is None}
-            # In one assignment, before anything that may fail: nobody's result is lost, or there twice.
-            self._results, self._waiting, self._running = results, waiting, running
+            # Without a call between them, before anything that may fail: nobody's result is lost, or there twice.
+            self._results |= results
+            self._waiting, self._running = waiting, running
             self._is_blocked = self._is_crowded = False
         is_forgotten = self._is_empty and not self.prefixes.limit
         for row in sorted(leaving, key=lambda row: -self.target.cache.slot(row.number)):
