@@ -160,6 +160,7 @@ def inside_by_prefix(prompts: list[list[int]]) -> Tensor:
     return out
 
 
+@pytest.mark.filterwarnings("ignore:.*such rounds decode plainly")
 def test_counters_of_the_caller_are_still_noticed() -> None:
     class Counter(LogitsProcessor):
         calls = 0
@@ -236,6 +237,7 @@ def test_a_streamer_is_told_everything_and_the_end() -> None:
     assert (text, errors) == (letters().decode(TEXT), [])
 
 
+@pytest.mark.filterwarnings("ignore:.*such rounds decode plainly")
 def test_a_streamer_hears_the_end_of_what_was_refused_or_failed() -> None:
     assert isinstance(heard_by_thread(output_attentions=True, return_dict_in_generate=True)[1][0], InvalidArgument)
 
