@@ -33,6 +33,7 @@ from forerun.engine.stops import StopRule
 from forerun.inputs import as_tensors, unpadded
 from forerun.models.scorer import Scorer
 from forerun.policy import Constant, CostModel
+from forerun.policy.acceptance import Acceptance
 from forerun.policy.base import Policy
 from forerun.serve.grammar import Grammar, make_tokenizer
 from forerun.text import StreamDecoder
@@ -203,6 +204,25 @@ OPTIONS = {
     "frequency": lambda n: SamplingParams(temperature=1.0, frequency_penalty=0.2),
     "bias": lambda n: SamplingParams(temperature=1.0, logit_bias=dict.fromkeys(range(n), 1.0)),
 }
+
+
+@pytest.mark.parametrize("evidence", [0, 999], ids=["seen", "never seen"])
+def test_a_verified_draft_is_counted_beside_any_number_of_classes_and_places(evidence: int) -> None:
+    """A row's draft changes what is expected of all classes at all places, which is computed when somebody asks."""
+
+    def make(n: int) -> Callable[[], object]:
+        acceptance = Acceptance(places=n)
+        for kind in range(n):
+            acceptance.observe(1, kind, 2, 1, ended=False)
+        return lambda: acceptance.observe(1, 0, 2, 1, ended=False)
+
+    def asked(n: int) -> Callable[[], object]:
+        acceptance = Acceptance(places=n)
+        acceptance.observe(1, 0, 2, 1, ended=False)
+        return lambda: [acceptance.survival(row, evidence, 3) for row in range(500)]
+
+    assert growth(make, 50) < CONSTANT
+    assert growth(asked, 50) < CONSTANT
 
 
 @pytest.mark.parametrize("name", OPTIONS)

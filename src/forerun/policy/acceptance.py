@@ -34,12 +34,13 @@ class Rate:
 class EvidenceClass(Rate):
     """Draft tokens of one class, all together and by their place in the draft."""
 
-    __slots__ = ("chances", "places")
+    __slots__ = ("chances", "number", "places")
 
     def __init__(self, places: int) -> None:
         super().__init__()
         self.places = [Rate() for _ in range(places)]
-        self.chances: list[float] = []  # of each place where it is reached; empty when out of date
+        self.chances: list[float] = []  # of each place where it is reached
+        self.number = -1  # of observations when they were computed
 
     def count(self, place: int, hit: bool) -> None:
         self.add(hit, MEMORY)
@@ -48,7 +49,7 @@ class EvidenceClass(Rate):
     def soften_all(self) -> None:
         for rate in (self, *self.places):
             rate.soften()
-        self.chances = []
+        self.number = -1
 
 
 class Row(Rate):
@@ -80,6 +81,8 @@ class Acceptance:
         self._classes: dict[int, EvidenceClass] = {}
         self._rows: dict[int, Row] = {}  # by request id
         self._all = Rate()
+        self._unknown = EvidenceClass(places)
+        self._number = 0  # of observations: each changes what is expected of all classes
 
     def survival(self, request: int, evidence: int, length: int) -> list[float]:
         """Chance that tokens 1, 2, ..., `length` of a draft are all kept."""
@@ -94,28 +97,24 @@ class Acceptance:
 
     def rate(self, evidence: int) -> float:
         """Chance that one token of this class is kept where it is reached."""
-        known = self._classes.get(_clamp(evidence)) or Rate()
-        return (known.hits + self._guess()) / (known.trials + 1)
+        return self._rate_of(self._class_of(evidence))
 
     def trials(self, evidence: int) -> float:
         """Tokens of this class that were tried, old ones fading."""
-        known = self._classes.get(_clamp(evidence))
-        return known.trials if known else 0.0
+        return self._class_of(evidence).trials
 
     def observe(self, request: int, evidence: int, drafted: int, accepted: int, ended: bool) -> None:
         """Count one verified draft. What a row that ended left unkept was cut off, not rejected."""
         if (known := self._classes.get(_clamp(evidence))) is None:
             known = self._classes[_clamp(evidence)] = EvidenceClass(self._places)
-        chances = self._chances(evidence)
-        row = self._rows.setdefault(request, Row())
+        row, prior = self._rows.setdefault(request, Row()), PLACE_WEIGHT * self._rate_of(known)
         tried = min(accepted if ended else min(accepted + 1, drafted), self._places)
         for place in range(tried):
             hit = place < accepted
-            row.count(chances[place], hit)
+            row.count(_chance(known.places[place], prior), hit)
             known.count(place, hit)
             self._all.add(hit, MEMORY)
-        for other in self._classes.values():
-            other.chances = []
+        self._number += 1
 
     def soften(self, request: int, evidence: int) -> None:
         """Before a trial after a pause: let the new result count for more than the old ones."""
@@ -146,13 +145,22 @@ class Acceptance:
         seen = self._all.hits / self._all.trials if self._all.trials else 0.0
         return (1 - weight) * FIRST_GUESS + weight * seen
 
+    def _class_of(self, evidence: int) -> EvidenceClass:
+        return self._classes.get(_clamp(evidence), self._unknown)
+
+    def _rate_of(self, known: Rate) -> float:
+        return (known.hits + self._guess()) / (known.trials + 1)
+
     def _chances(self, evidence: int) -> list[float]:
-        known = self._classes.get(_clamp(evidence)) or EvidenceClass(self._places)
-        if not known.chances:
-            prior = PLACE_WEIGHT * self.rate(evidence)
-            rates = [(place.hits + prior) / (place.trials + PLACE_WEIGHT) for place in known.places]
-            known.chances = [min(max(rate, 0.001), 0.995) for rate in rates]
+        known = self._class_of(evidence)
+        if known.number != self._number:
+            prior = PLACE_WEIGHT * self._rate_of(known)
+            known.chances, known.number = [_chance(place, prior) for place in known.places], self._number
         return known.chances
+
+
+def _chance(place: Rate, prior: float) -> float:
+    return min(max((place.hits + prior) / (place.trials + PLACE_WEIGHT), 0.001), 0.995)
 
 
 def _clamp(evidence: int) -> int:
