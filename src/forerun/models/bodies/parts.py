@@ -146,7 +146,12 @@ def _checked(route: Any, weight: Tensor, orders: Sequence[list[bool]] = ([True, 
         raise NotDescribed(
             f"{type(getattr(route, 'func', route)).__name__} does not answer with logits, shares and chosen experts"
         )
-    return lambda x: route(x)[-2:]
+    return partial(_chosen, route)
+
+
+def _chosen(route: Any, x: Tensor) -> tuple[Tensor, Tensor]:
+    shares, chosen = route(x)[-2:]
+    return shares, chosen
 
 
 def read_router(module: Any, correction: Tensor | None = None) -> Router | None:

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import fields, is_dataclass
 from enum import Enum
+from functools import partial
 from itertools import pairwise
 from types import MethodType
 from typing import Any
@@ -61,6 +62,12 @@ def kind_of(thing: Any) -> Any:
         return type(thing), tuple(kind_of(getattr(thing, field.name)) for field in fields(thing))
     if isinstance(thing, MethodType):
         return thing.__func__, kind_of(thing.__self__)
+    if isinstance(thing, partial):
+        return (
+            kind_of(thing.func),
+            kind_of(thing.args),
+            tuple((name, kind_of(own)) for name, own in thing.keywords.items()),
+        )
     if isinstance(thing, tuple | list):
         return type(thing), tuple(map(kind_of, thing))
     if thing is None or isinstance(thing, VALUES):
