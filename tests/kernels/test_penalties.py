@@ -37,6 +37,25 @@ def test_same_logits(name: str, dtype: torch.dtype) -> None:
     assert not torch.equal(got, logits.float())
 
 
+@pytest.mark.parametrize("name", CASES)
+def test_drafts_longer_than_what_is_sent_of_them(name: str) -> None:
+    """A bias counts no drafted tokens; each position still has a program, which reads one for each before it."""
+    drafted = [40, 3, 5, 3] * 4
+    logits = torch.randn(len(drafted) + 1, 700, generator=torch.Generator().manual_seed(0)).to(DEVICE)
+    given = (logits, PROMPT, OUTPUT, drafted, CASES[name])
+    torch.testing.assert_close(kernel.adjust(*given), reference.adjust(*given), atol=1e-6, rtol=1e-6)
+
+
+def test_no_position_reads_beyond_what_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent = []
+    monkeypatch.setattr(kernel, "to_device", lambda numbers, device: sent.append(numbers) or numbers.to(device))
+    positions = 17
+    kernel.adjust(torch.zeros(positions, 30, device=DEVICE), [], [], [1] * 16, SamplingParams(logit_bias={3: 1.0}))
+    along = len(sent[0]) - 5  # four columns of the table and the bias, of one id
+    assert along >= positions - 1 and along % kernel.ALIGNED == 0
+    assert set(sent[0][:along].tolist()) == {-1}
+
+
 def test_many_ids_and_early_stops() -> None:
     logits = torch.randn(3, 2000, generator=torch.Generator().manual_seed(1)).to(DEVICE)
     given = (logits, list(range(600)), [1, 2, 3], [7, 7], CASES["all"], [2, 1500], 5)

@@ -60,7 +60,8 @@ def adjust(
     if not ids:
         return adjusted
     forbidden = set(forbid)
-    along = [*drafted, *[-1] * (-len(drafted) % ALIGNED or ALIGNED)]
+    unknown = positions - 1 - len(drafted)  # the kernel reads as many as there are positions
+    along = [*drafted, *[-1] * (unknown + (-(positions - 1) % ALIGNED or ALIGNED))]
     columns = [
         *ids,
         *(before[token] + emitted[token] for token in ids),

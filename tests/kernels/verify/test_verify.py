@@ -178,6 +178,21 @@ def test_the_sigmoid_rule_notices_broken_logits_where_it_draws() -> None:
     assert got.next_token[0] == want.next_token[0] and 0 <= got.next_token[1] < 1200
 
 
+@pytest.mark.parametrize("broken", [-torch.inf, torch.nan, "one NaN", "one +inf"])
+def test_the_sigmoid_rule_notices_what_is_no_law_where_it_refuses(broken: float | str) -> None:
+    round_ = make(1200, rows=2)
+    rows = round_.target.logits.view(2, -1, 1200).clone()
+    if isinstance(broken, str):
+        rows[1, 0, int(round_.draft.tokens[1, 0])] = -1e4  # what it keeps, it keeps without a look at others
+        rows[1, 0, 1100] = float(broken.split()[1])
+    else:
+        rows[1, 0] = broken
+    drafted = replace(round_.draft, lengths=torch.ones_like(round_.draft.lengths))
+    again = Round(LogitLaw.dense(rows, round_.params), drafted, round_.keys, round_.params)
+    got, want = again.judged(Sigmoid()), again.expected(Sigmoid())
+    assert got.finite.tolist() == want.finite.tolist() and not want.finite[1]
+
+
 def test_nan_in_the_drafts_law_refuses_and_takes_nothing_away() -> None:
     round_ = make(600)
     drafted = round_.draft.law.logits.clone()  # type: ignore[attr-defined]

@@ -151,6 +151,8 @@ def left_over(
             q_score = score(sigmoid_logit(y, z, q.law, CASE), bounds)
             p_score = score(sigmoid_logit(x, w, p, CASE), bounds)
             value = tl.maximum(p_score - tl.where(wanted & (q_score == q_score), q_score, 0.0), 0.0)
+            is_number = (x - x == 0) | (x == float("-inf"))
+            value = tl.where(is_number, value, float("nan"))  # a maximum would hide it from the sum
         else:
             value = probability(w, column, p, CASE.CUT, CASE.GREEDY)
     else:

@@ -247,8 +247,10 @@ def finish(
     """Draw: the tile from the sums, then the token inside it. Where rounding left nothing after a refusal, from p."""
     tile, rest, total = pick(sums, u)
     nothing = refused & (total <= 0.0)
+    is_law = total - total == 0
     if nothing:
-        tile, rest = _pick_tile(u, p, vocab, CASE)
+        tile, rest, mass = _pick_tile(u, p, vocab, CASE)
+        is_law = (mass > 0.0) & (mass - mass == 0)
     refused = refused & (total > 0.0)
     column = tile * TILE + tl.arange(0, TILE)
     inside = column < vocab
@@ -263,7 +265,7 @@ def finish(
     else:
         if not refused:
             log_p = _drawn_log(entry, w, column, p, CASE) - tl.log(total)
-        tl.store(head + 2, (total - total == 0).to(tl.int64))
+        tl.store(head + 2, is_law.to(tl.int64))
     tl.store(head + 1, (tile * TILE + entry).to(tl.int64))
     tl.store(head + HEAD + n, log_p.to(tl.int64, bitcast=True))
     if CASE.GIVEN:  # a draft's own draw: what its verification needs of the row
@@ -282,7 +284,7 @@ def _drawn_log(entry, w, column, law, CASE: tl.constexpr):
 
 @triton.jit
 def _pick_tile(u, law, vocab, CASE: tl.constexpr):
-    """The tile of p in which u falls, one tile after the other: as good as never needed."""
+    """The tile of p in which u falls, where in it, and p's mass, one tile after the other: as good as never needed."""
     total = tl.full((), 0.0, tl.float64)
     for start in range(0, vocab, TILE):
         total += _tile_sum(start, law, vocab, CASE)
@@ -293,7 +295,7 @@ def _pick_tile(u, law, vocab, CASE: tl.constexpr):
         here = (mass > 0) & (before <= goal)
         tile, rest = tl.where(here, start // TILE, tile), tl.where(here, goal - before, rest)
         before += mass
-    return tile, rest
+    return tile, rest, total
 
 
 @triton.jit
