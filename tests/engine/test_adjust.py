@@ -416,8 +416,38 @@ def test_an_option_that_leaves_nothing_is_named_where_the_text_has_come() -> Non
         return scores if said == answer()[: len(said)] else scores - torch.inf
 
     decoder = forerun.SpeculativeDecoder(tiny_model("llama"), prophet({7: 3}), policy=8)
-    with pytest.raises(NonFiniteLogits, match=r"ends .*strict.* leaves no token to choose after 6 tokens"):
+    with pytest.raises(
+        NonFiniteLogits, match=rf"ends .*strict.* leaves no token to choose after {len(PROMPT) + 6} tokens"
+    ):
         decoder.generate(torch.tensor([PROMPT]), max_new_tokens=12, logits_processor=[strict, ends])
+
+
+def test_an_option_that_failed_once_is_not_blamed_for_what_it_says_now(tmp_path: Path) -> None:
+    """A processor that asks something outside, which is down when a draft leads there and up again afterwards."""
+    down = tmp_path / "down"
+    down.touch()
+
+    def asks(input_ids: Tensor, scores: Tensor) -> Tensor:
+        if input_ids.shape[1] == len(PROMPT) + 3 and down.exists():
+            down.unlink()
+            raise ConnectionError
+        return scores
+
+    decoder = forerun.SpeculativeDecoder(tiny_model("llama"), prophet(), policy=8)
+    with pytest.raises(NonFiniteLogits, match=r"one of .*asks, asked a second time after an error,"):
+        decoder.generate(torch.tensor([PROMPT]), max_new_tokens=12, logits_processor=[asks])
+    assert not down.exists()
+
+
+def test_a_processor_without_memory_says_so_wherever_it_is_asked() -> None:
+    def greedy(input_ids: Tensor, scores: Tensor) -> Tensor:
+        if input_ids.shape[1] > len(PROMPT) + 1:
+            raise MemoryError("too much")
+        return scores
+
+    decoder = forerun.SpeculativeDecoder(tiny_model("llama"), prophet(), policy=8)
+    with pytest.raises(MemoryError, match="too much"):
+        decoder.generate(torch.tensor([PROMPT]), max_new_tokens=12, logits_processor=[greedy])
 
 
 class Along:

@@ -224,3 +224,25 @@ def test_a_draft_is_laid_side_by_side() -> None:
     turned = torch.arange(6).view(2, 3).T
     whole = draft_check._whole(turned, "tokens", 2, context)
     assert whole.is_contiguous() and torch.equal(whole, turned)
+
+
+class UnsureOfPredictions:
+    """Copies, and does not know its own evidence again."""
+
+    takes_predictions = True
+
+    def __init__(self) -> None:
+        self.inner = forerun.PromptLookup()
+        self.propose, self.rewind = self.inner.propose, self.inner.rewind
+
+    def is_prediction(self, evidence: int) -> bool:
+        raise LookupError(evidence)
+
+
+def test_a_drafter_that_does_not_know_its_predictions_costs_no_round() -> None:
+    target, prompt = tiny_model("llama"), torch.tensor([[5, 6, 7, 5, 6, 7, 5, 6]])
+    wanted = forerun.SpeculativeDecoder(target, None).generate(prompt, max_new_tokens=12).new_tokens
+    decoder = forerun.SpeculativeDecoder(target, UnsureOfPredictions(), policy=3)
+    with pytest.warns(ForerunWarning, match=r"UnsureOfPredictions failed .*such drafts count as drawn"):
+        out = decoder.generate(prompt, max_new_tokens=12)
+    assert out.new_tokens == wanted and out.stats.num_draft_tokens

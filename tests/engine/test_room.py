@@ -8,6 +8,7 @@ import weakref
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from forerun.config import Kernels
 from forerun.drafters import DraftModel, EarlyExit, Tree
 from forerun.drafters.tree import MOST_NODES
 from forerun.engine import Engine, Request
+from forerun.engine.admission import Admission
 from forerun.engine.request import FinishReason
 from forerun.errors import InvalidArgument
 from forerun.models.scorer import Scorer
@@ -416,3 +418,13 @@ def test_churn(on_device: bool, drafter: str) -> None:
 @pytest.mark.parametrize("drafter", ["model", "lookup", "none"])
 def test_churn_for_long(on_device: bool, cache: Any, drafter: str) -> None:
     churn(0, 500, on_device, cache(), drafter)  # some thousand events in all cases together
+
+
+def test_a_row_that_waits_no_longer_leaves_no_copy_of_its_prompt() -> None:
+    row: Any = SimpleNamespace(
+        handle=1, number=0, history=list(range(9)), remaining=4, request=SimpleNamespace(source=None)
+    )
+    full: Any = SimpleNamespace(has_room=lambda ends, new: False)
+    admission = Admission()
+    assert not admission.fits([full], [], row) and len(admission._beginning) == 8
+    assert admission.fits([], [], row) and not admission._beginning

@@ -189,9 +189,11 @@ def test_a_stop_string_that_begins_in_the_prompt_counts_unless_only_the_output_d
 
 
 class Bytes:
+    """As a user's own tokenizer may be: without the settings of transformers' own."""
+
     """A token a byte."""
 
-    def decode(self, tokens: Sequence[int], skip_special_tokens: bool, **_: Any) -> str:
+    def decode(self, tokens: Sequence[int], skip_special_tokens: bool) -> str:
         return bytes(tokens).decode(errors="replace")
 
 

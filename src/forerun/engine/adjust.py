@@ -141,6 +141,9 @@ def cause_of_failure(request: Request, output: Sequence[int], drafted: Sequence[
         logits = step(logits, text)
         if not _can_be_sampled(logits):
             break
+    else:
+        if names:  # one that failed when a draft led there, and does not fail now
+            return f"one of {', '.join(names)}, asked a second time after an error,"
     others = f" (applied after {', '.join(names[:-1])})" if names[1:] else ""
     return f"{names[-1]}{others}" if names else "an option of the sampler"
 
@@ -222,6 +225,8 @@ def _called(processor: LogitsProcessor, ids: Tensor, scores: Tensor, is_certain:
     adjusted: Any = None
     try:
         adjusted = processor(ids, scores.clone())
+    except (MemoryError, torch.OutOfMemoryError):  # nothing that the text has to do with
+        raise
     except Exception:
         if is_certain:
             raise

@@ -31,7 +31,10 @@ class Admission:
         """Whether the running rows have room for another round, and a new one beside them."""
         ends = {row.number: self._end(row) for row in running}
         asked = None if new is None else NewRow(self._known(new), new.request.source, self._end(new))
-        return all(cache.has_room(ends, asked) for cache in caches)
+        has_room = all(cache.has_room(ends, asked) for cache in caches)
+        if has_room and new is not None:  # it waits no longer
+            self._copied, self._beginning = None, []
+        return has_room
 
     def check(self, caches: Sequence[KeyValueCache], num_prompt: int, budget: int) -> None:
         """Refuse a row that would not fit although it were alone."""

@@ -122,15 +122,15 @@ def _fail(row: Row, draft: Kept, drafted: list[int], logits: Tensor | None, is_p
     if logits is not None:
         kept = [drafted[node] for node in draft.nodes]
         cause = cause_of_failure(row.request, row.output, kept, logits[draft.scored_at])
-    row.finish_reason = FinishReason.ERROR
+    row.finish_reason, after = FinishReason.ERROR, len(row.history) + len(draft.nodes)
     if cause is None:
         row.error = (
-            f"the target returned NaN or infinite logits after {len(row.history)} tokens; check the model's weights "
+            f"the target returned NaN or infinite logits after {after} tokens; check the model's weights "
             "and dtype (float16 overflows where bfloat16 does not)"
         )
     else:
         row.error = (
-            f"{cause} leaves no token to choose after {len(row.history)} tokens: the target's logits are finite, and "
+            f"{cause} leaves no token to choose after {after} tokens: the target's logits are finite, and "
             "all -inf, +inf or NaN behind it; change that option"
         )
     row.counts = draft.depth, 0, 0, len(drafted), is_prediction

@@ -100,6 +100,15 @@ class Drafting:
             return ()
         return counts if any(counts) else ()
 
+    def are_predictions(self, evidence: Sequence[int]) -> tuple[bool, ...]:
+        """Which drafts, by their evidence, are of a prediction."""
+        assert self.drafter is not None
+        try:
+            return tuple(map(self.drafter.is_prediction, evidence))
+        except Exception as error:
+            self.faults.report(self._given, error, "such drafts count as drawn")
+            return (False,) * len(evidence)
+
     @property
     def finds_copies(self) -> bool:
         """Whether the host finds copies that a recorded round can be given."""

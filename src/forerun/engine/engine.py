@@ -614,8 +614,7 @@ class Engine:
         """Rows gain their tokens; target and drafter are cut back to what was kept."""
         started = self.clock()
         if self._takes_predictions and done.evidence is not None:
-            assert self.drafting.drafter is not None
-            done.predicted = tuple(map(self.drafting.drafter.is_prediction, done.evidence))
+            done.predicted = self.drafting.are_predictions(done.evidence)
         progress = commit(done)
         if done.on_device:
             assert self.runner is not None

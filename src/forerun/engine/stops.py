@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import inspect
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from forerun.engine.request import FinishReason, Request
@@ -17,6 +18,9 @@ class StopRule:
 
     def __init__(self, request: Request, budget: int, tokenizer: Any) -> None:
         self.request, self.budget, self.tokenizer = request, budget, tokenizer
+        # Not tidied, whatever the tokenizer's settings say, as no text is that is told.
+        untidied = request.stop_strings and _takes(tokenizer.decode, "clean_up_tokenization_spaces")
+        self._settings = {"clean_up_tokenization_spaces": False} if untidied else {}
         self.window = BYTES_PER_CHARACTER * max((len(text) for text in request.stop_strings), default=0) + EDGE
 
     def cut(self, output: Sequence[int], new: Sequence[int]) -> tuple[int, FinishReason | None]:
@@ -49,6 +53,14 @@ class StopRule:
         return [*self.request.prompt[-missing:], *gained] if missing else gained
 
     def _decode(self, tokens: Sequence[int]) -> str:
-        """Not tidied, whatever the tokenizer's settings say, as no text is that is told."""
-        text: str = self.tokenizer.decode(tokens, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        text: str = self.tokenizer.decode(tokens, skip_special_tokens=False, **self._settings)
         return text
+
+
+def _takes(method: Callable[..., object], keyword: str) -> bool:
+    """Whether a method has such a keyword, or takes any; not where it does not say."""
+    try:
+        parameters = inspect.signature(method).parameters
+    except (TypeError, ValueError):  # one that is not written in Python
+        return False
+    return keyword in parameters or any(each.kind is each.VAR_KEYWORD for each in parameters.values())
