@@ -16,6 +16,11 @@ CPU = {  # rows -> positions -> seconds
     4: {4: 0.106, 8: 0.150, 16: 0.235, 32: 0.300, 68: 0.450},
     8: {8: 0.129, 16: 0.239, 32: 0.302, 64: 0.438, 136: 0.750},
 }
+ARM = {  # two Neoverse-N1 cores: arithmetic is the limit from four positions on, whoever has them
+    1: {1: 0.0230, 2: 0.0278, 4: 0.0290, 8: 0.0538},
+    2: {2: 0.0226, 4: 0.0273, 8: 0.0500, 16: 0.0950},
+    4: {4: 0.0290, 8: 0.0538, 16: 0.0987, 32: 0.1900},
+}
 H200 = {  # a 6.7 B target whose rounds are recorded, as benchmarks/results/decode-h200.json had them first
     1: {1: 0.00369, 2: 0.00395, 9: 0.00400, 17: 0.00430},
     4: {4: 0.00411, 8: 0.00450, 36: 0.00470, 68: 0.00510},

@@ -15,7 +15,7 @@ from forerun.policy import Constant, CostModel
 from forerun.policy.base import Policy
 from forerun.types import BatchView
 from policy.rounds import as_draft, outcome, view
-from policy.simulation import CPU, GPU, World
+from policy.simulation import ARM, CPU, GPU, World
 
 MACHINES = {"cpu": (CPU, 0.0047), "gpu": (GPU, 0.002)}  # with what one drafted token of a draft model costs
 LENGTHS = (0, 1, 2, 4, 6, 8, 12, 16)
@@ -233,6 +233,39 @@ def test_a_neighbouring_batch_size_does_not_start_from_nothing() -> None:
     fresh = tuple(range(1000, 1010))
     assert min(policy.lengths(view(*fresh[:7]))) > 3
     assert min(policy.lengths(view(*fresh))) > 3
+
+
+def test_what_few_rows_teach_is_not_believed_of_more() -> None:
+    """Drafts pay for two rows; by the same factor a plain round of four would take half as long again as it does."""
+    world = {"machine": ARM, "alpha": always(0.97), "draft_seconds": 0.014}
+
+    def rate(policy: Policy) -> tuple[float, float]:
+        of_two, here = run(policy, 2, 2, **world), World(seed=1, **world)
+        for _ in range(3):
+            here.generate(policy, [128] * 4)
+        return of_two.tokens / of_two.seconds, here.tokens / here.seconds
+
+    two, four = rate(CostModel())
+    plain_two, plain_four = rate(Constant(0))
+    assert two > 1.02 * plain_two, "control: drafts did pay"
+    assert rate(Constant(1))[1] < 0.85 * plain_four, "control: and do not"
+    assert four > 0.98 * plain_four
+
+
+def test_plain_rounds_are_timed_again_while_drafts_pay() -> None:
+    """Rows with long texts, then rows with short ones: what a plain round took before is too much by then."""
+    long, short = {1: {1: 0.040, 2: 0.046, 4: 0.052}}, {1: {1: 0.023, 2: 0.046, 4: 0.052}}
+    policy, here = CostModel(), World(machine=long, alpha=always(0.7), draft_seconds=0.008)
+    for _ in range(3):
+        here.generate(policy, [128])
+    assert here.tokens / here.seconds > 1.1 / long[1][1], "control: drafts did pay"
+    here.machine = short
+    for _ in range(2):
+        here.generate(policy, [128])  # in which it is noticed
+    tokens, seconds = here.tokens, here.seconds
+    for _ in range(6):
+        here.generate(policy, [128])
+    assert (here.tokens - tokens) / (here.seconds - seconds) > 0.97 / short[1][1]
 
 
 def test_finished_and_aborted_requests_are_forgotten() -> None:

@@ -35,6 +35,10 @@ FIRST_READING = 12.0  # plain rounds that the first draft of all may read for; o
 READ_MARGIN = 2.0  # times what reading costs, that drafts must promise to save: it is spent at once, and they may not
 FEW_TRIALS = 16.0  # tokens tried: until then, reading must promise twice as much and more
 HORIZON = 128  # tokens after which a text may have ended: within them drafts must pay for what was read for them
+# What a plain round takes is measured again after so many rounds with drafts, because texts grow and others come. Where
+# drafts decode so many times as fast, no measurement would change what is done.
+STALE, SURE = 96, 2.0
+PACE_MEMORY = 32.0
 ASK_MEMORY = 32.0
 UNSEEN = 255  # an evidence class nothing was seen of
 SPOKEN_MEMORY = 16.0
@@ -57,7 +61,7 @@ class Ask:
 class CostModel(Policy):
     """Lengths that maximise expected tokens per second, from measured costs and followed acceptance.
 
-    It starts with two plain rounds and a draft of one token, then compares. Where no length pays it decodes plainly and
+    Each number of rows starts with plain rounds; the first then has a draft of one token. Where no length pays it decodes plainly and
     spends at most the share `exploration` of the time on trying again. Decisions depend on past rounds and on evidence
     alone, so the law of the text is untouched. What was learnt outlives requests. Once it knows what drafts cost it may
     be asked a round ahead (`runs_ahead`): it then answers from the rounds it has heard of.
@@ -83,6 +87,7 @@ class CostModel(Policy):
         self._drawn = UNSEEN  # the evidence class of drawn drafts, where a drafter also copies
         self._starts = CopyStarts()
         self._rest = Rest()
+        self._pace = 1.0  # tokens that rows gain in the time of a plain round, over rounds with drafts
         self._rows = 1  # of the last round
 
     @property
@@ -104,8 +109,10 @@ class CostModel(Policy):
         self._ask = self._asks[view.round_number] = Ask(unread=dict(zip(view.rows, view.unread, strict=False)))
         self._ask.is_known, self._ask.is_first = self._score.knows_plain(), not self._draft.is_known
         self._ask.worth = self._worth(view)
-        self._ask.is_rest = not view.sizes and self._rest.holds(view.request_ids)
+        resting = not view.sizes and self._rest.holds(view.request_ids)
+        self._ask.is_rest = resting or self._has_to_time_plain(len(view.rows))
         if self._ask.is_rest:
+            self._ask.lengths = dict.fromkeys(view.rows, 0)
             return (0,) * len(view.rows)
         chosen = self._wanted(view, tuple(min(room, self.max_length) for room in view.max_lengths))
         self._ask.lengths = dict(zip(view.rows, chosen, strict=True))
@@ -147,6 +154,12 @@ class CostModel(Policy):
         """Chances that tokens 1, 2, ... of each row's draft are all kept."""
         rows = zip(view.request_ids, evidence, room, strict=True)
         return [self._acceptance.survival(request, kind, most) for request, kind, most in rows]
+
+    def _has_to_time_plain(self, rows: int) -> bool:
+        """Whether a round without drafts comes first, so that there is something to compare drafts with."""
+        if self._pace >= SURE:
+            return False
+        return self._score.since_plain(rows) >= STALE or not self._score.knows_plain_of(rows)
 
     def _worth(self, view: BatchView) -> Worth:
         rows = len(view.rows)
@@ -420,6 +433,8 @@ class CostModel(Policy):
         if ask.trial:
             self._trust.conclude(ask.trial, won - draft, kept)
         elapsed = (outcome.draft_seconds + outcome.score_seconds + outcome.verify_seconds) / plain
+        if drafted:
+            self._pace += ((1 + kept) / max(elapsed, 0.1) - self._pace) / PACE_MEMORY
         self._trust.pass_time(min(elapsed, 4.0), 0.0 if drafted or draft > CHEAP else draft)
 
     def _gain(self, outcome: RoundOutcome, ask: Ask) -> float:

@@ -10,6 +10,7 @@ Known = dict[int, tuple[float, float]]  # bucket -> (x, seconds)
 
 WINDOW = 9  # samples a point remembers: the median ignores a hiccup and follows a growing context
 TRUSTED = 3  # samples: the first of a shape is often a warm-up, and a bucket holds several shapes
+ALIKE = 0.1  # of the median: a plain round that differs by no more says that nothing has changed
 PLAUSIBLE = 1.25  # times what as many plain rounds would cost: a first sample below that was no warm-up
 WARM_UP = 0.6  # plain rounds a drafted token: a first draft that took longer is taken for a warm-up
 GENTLE_SLOPE = 0.1  # of a plain round per position and row: growth assumed beyond the first jump until measured
@@ -47,6 +48,7 @@ class ScoreCost:
 
     def __init__(self) -> None:
         self._tables: dict[int, dict[int, Samples]] = {}  # rows -> bucket -> samples
+        self._since_plain: dict[int, int] = {}  # rows -> rounds with drafts since plain ones
         self._cache: dict[tuple[int, int], list[float]] = {}
         self._points: dict[int, Points] = {}
 
@@ -57,6 +59,10 @@ class ScoreCost:
         spent = max(seconds, 1e-9)
         samples = table.setdefault(_bucket(rows, positions), Samples())
         samples.add(positions / rows, min(spent, bound) if known else spent, believable=spent <= bound)
+        if positions > rows:
+            self._since_plain[_near(rows)] = self.since_plain(rows) + 1
+        elif abs(spent - samples.seconds) <= ALIKE * samples.seconds:  # else the median has yet to follow
+            self._since_plain[_near(rows)] = 0
         self._cache.clear()
         self._points.clear()
 
@@ -83,6 +89,15 @@ class ScoreCost:
 
     def knows_plain(self) -> bool:
         return any(0 in table and table[0].trusted for table in self._tables.values())
+
+    def knows_plain_of(self, rows: int) -> bool:
+        """Whether rounds of so many rows were timed themselves: what others promise of them may be wrong by half."""
+        plain = self._tables.get(_near(rows), {}).get(0)
+        return plain is not None and plain.trusted
+
+    def since_plain(self, rows: int) -> int:
+        """Rounds with drafts since so many rows had one without that took as long as those before it."""
+        return self._since_plain.get(_near(rows), 0)
 
     def knows_drafts(self) -> bool:
         """Whether scoring more than one position a row has been measured: that jump cannot be guessed."""
