@@ -88,8 +88,8 @@ def make_record(
         f"{origin.machine.name}; {settings['model']}, temperature 1; streams: {settings['prompt']} + "
         f"{settings['output']} tokens, begun one by one within {settings['ramp']:g} s, a new request when one ends; "
         f"arrivals at random: {shortest} to {longest} + {least} to {most} tokens",
-        "HTTP: as `forerun bench serve` sees it from a process of its own; engine: the same requests at the same times "
-        "without server; token ms: time per token after the first, of the median request",
+        "HTTP: as `forerun bench serve` sees it from a process of its own; engine: the same requests without server, "
+        "arrivals at the same times; token ms: time per token after the first, of the median request",
         f"warm-up of {warmed.seconds:.1f} s, {warmed.num_rounds} rounds recorded, {warmed.num_compiled} kernels "
         f"compiled{': ' if warmed.remark else ''}{warmed.remark}",
         *outcome.problems,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -33,6 +34,7 @@ from forerun.serve.translate import completion_requests
 
 NAME = "pair"
 MODES = ("on", "off")
+MORE = 2  # times as many requests as the server has answered in the same time
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,9 +106,11 @@ def _run(
         servers.stop()
         bodies, level = Bodies(settings, (), NAME), Level(load, mode, [])
         times = sent[level.name]
-        # What clients have sent is made before: that takes nothing of the server's engine either.
-        requests = [_request(bodies.body(number, mode), model) for number in range(len(times))]
-        BareLoad(decoder.engine, level, requests.__getitem__, times).run()
+        # Requests are made before: that takes nothing of the server's engine either. An engine may come further.
+        number = len(times) if load.concurrency is None else MORE * len(times)
+        requests = [_request(bodies.body(number, mode), model) for number in range(number)]
+        seconds = math.inf if settings.seconds is None else settings.seconds
+        BareLoad(decoder.engine, level, requests, times, seconds).run()
         keep(summarize(BARE, level))
 
     def save(outcome: Outcome) -> Record:

@@ -18,22 +18,37 @@ from forerun.measure.record import load
 from support.tiny import tiny_model
 
 
+def requests_of(number: int) -> list[Request]:
+    return [Request(prompt=(1, 2, 3), max_new_tokens=2 + i, request_id=i) for i in range(number)]
+
+
 @pytest.mark.parametrize("sent", ([0.0] * 5, [0.0, 0.0, 0.05, 0.3, 0.3]))
-def test_the_engine_alone_gets_every_request_once_and_when_it_was_sent(sent: list[float]) -> None:
+def test_the_engine_alone_gets_every_arrival_once_and_when_it_was_sent(sent: list[float]) -> None:
     engine = SpeculativeDecoder(tiny_model("llama"), None).engine
-    level, asked = Level(Load(concurrency=2), "on", []), list[float]()
-    started = time.perf_counter()
-
-    def request_of(number: int) -> Request:
-        asked.append(time.perf_counter() - started)
-        return Request(prompt=(1, 2, 3), max_new_tokens=2 + number, request_id=number)
-
-    BareLoad(engine, level, request_of, sent).run()
+    level, known = Level(Load(rate=20.0), "on", []), list[float]()
+    started, add = time.perf_counter(), engine.add
+    engine.add = lambda request: (known.append(time.perf_counter() - started), add(request))[1]
+    BareLoad(engine, level, requests_of(5), sent, seconds=0.1).run()
     assert [sample.tokens for sample in level.samples] == [2, 3, 4, 5, 6] and engine.is_idle
     assert all(sample.is_good and sample.counts is not None for sample in level.samples)
     assert [sample.arrived for sample in level.samples] == sent, "waits count from the sending"
-    assert all(at >= due for at, due in zip(asked, sent, strict=True)), "none is known of before"
+    assert all(at >= due for at, due in zip(known, sent, strict=True)), "none is known of before"
     assert engine.arrivals is None and summarize(BARE, level).tokens_per_round == 1.0
+
+
+def test_the_engine_alone_has_as_many_at_a_time_as_there_were_clients() -> None:
+    engine = SpeculativeDecoder(tiny_model("llama"), None).engine
+    level, running, step = Level(Load(concurrency=3, ramp=0.03), "on", []), list[int](), engine.step
+    bare = BareLoad(engine, level, requests_of(40), [0.0] * 20, seconds=0.2)
+    engine.step = lambda: (running.append(len(bare._running)), step())[1]
+    bare.run()
+    assert max(running) == 3 and all(sample.is_good for sample in level.samples) and engine.is_idle
+    assert len(level.samples) > 3, "one that ended was followed by another"
+    began = [sample.arrived for sample in level.samples]
+    assert began == sorted(began) and set(level.load.starts) <= set(began) and began[-1] <= 0.2
+    later = [start for start in began if start not in level.load.starts]
+    ends = sorted(sample.arrived + sample.e2e for sample in level.samples)
+    assert all(start > end for start, end in zip(later, ends, strict=False)), "none came before an end"
 
 
 def test_made_up_words_are_told_apart() -> None:

@@ -61,10 +61,10 @@ class Ask:
 class CostModel(Policy):
     """Lengths that maximise expected tokens per second, from measured costs and followed acceptance.
 
-    Each number of rows starts with plain rounds; the first then has a draft of one token. Where no length pays it decodes plainly and
-    spends at most the share `exploration` of the time on trying again. Decisions depend on past rounds and on evidence
-    alone, so the law of the text is untouched. What was learnt outlives requests. Once it knows what drafts cost it may
-    be asked a round ahead (`runs_ahead`): it then answers from the rounds it has heard of.
+    Each number of rows starts with plain rounds; the first then has a draft of one token. Where no length pays it
+    decodes plainly and spends at most the share `exploration` of the time on trying again. Decisions depend on past
+    rounds and on evidence alone, so the law of the text is untouched. What was learnt outlives requests. Once it knows
+    what drafts cost it may be asked a round ahead (`runs_ahead`): it then answers from the rounds it has heard of.
     """
 
     def __init__(self, max_length: int = 16, exploration: float = 0.01) -> None:
