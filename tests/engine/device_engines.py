@@ -33,7 +33,7 @@ from forerun.policy.base import Policy
 from forerun.types import Rule
 from support.finish import tokens_by_request
 from support.heads import head_of
-from support.tiny import draft_of, ragged_prompts, tiny_model
+from support.tiny import draft_of, ragged_prompts, tiny_model, with_fewer_ids
 
 Texts = dict[int, tuple[int, ...]]
 SAMPLED, GREEDY = SamplingParams(temperature=1.0), SamplingParams()
@@ -57,6 +57,13 @@ DRAFTERS: dict[str, Callable[[PreTrainedModel], Drafter | None]] = {
     "tree of exit": lambda model: Tree(EarlyExit(1), nodes=9, width=3, siblings="sampled"),
     "tree of feature": lambda model: Tree(FeatureHead(head_of(model, noise=0.03)), nodes=9, siblings="sampled"),
     "tree of parallel": lambda model: Tree(ParallelHeads(head_of(model, 3, noise=0.03)), nodes=9, siblings="sampled"),
+    "fewer ids": lambda model: DraftModel(with_fewer_ids(draft_of(model), 80)),
+    "chain of fewer ids": lambda model: Chain(
+        PromptLookup(max_ngram=1), DraftModel(with_fewer_ids(draft_of(model), 80))
+    ),
+    "tree of fewer ids": lambda model: Tree(
+        DraftModel(with_fewer_ids(draft_of(model), 80)), nodes=9, width=3, siblings="sampled"
+    ),
     "parallel": lambda model: ParallelHeads(head_of(model, blocks=3, noise=0.03)),
 }
 

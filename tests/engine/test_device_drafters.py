@@ -42,6 +42,20 @@ def test_same_tokens_as_step_by_step(case: str, drafter: str) -> None:
     assert len(rounds) > 3 and max(rounds) == 3
 
 
+@pytest.mark.quick(every=3)
+@pytest.mark.parametrize("params", [SAMPLED, GREEDY], ids=["sampled", "greedy"])
+@pytest.mark.parametrize("drafter", ["fewer ids", "chain of fewer ids", "tree of fewer ids"])
+def test_a_draft_with_less_padding_drafts_on_the_device_as_on_the_host(drafter: str, params: SamplingParams) -> None:
+    """Whether or not prompts and texts hold ids that it lacks."""
+    made = engine(True, drafter=drafter)
+    rounds = flown(made)
+    found = texts(made, requests(3, params))
+    assert found == texts(engine(False, drafter=drafter), requests(3, params))
+    assert any(token >= 80 for text in found.values() for token in text), "else nothing is seen here"
+    assert len(rounds) > 3 and max(rounds) == 3
+    assert made.runner is not None and describe(made.runner, made.target, made.drafter, made.rule) == "whole rounds"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("drafter", DRAFTERS)
 def test_parameters_of_all_kinds_in_one_batch(drafter: str) -> None:

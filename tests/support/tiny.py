@@ -274,6 +274,13 @@ def draft_of(model: PreTrainedModel, noise: float = 0.02, seed: int = 1) -> PreT
     return draft
 
 
+def with_fewer_ids(model: PreTrainedModel, number: int) -> PreTrainedModel:
+    """A copy whose embedding and head end at id `number`, as models of one tokenizer are padded differently."""
+    fewer = copy.deepcopy(model)
+    fewer.resize_token_embeddings(number)
+    return fewer.requires_grad_(False)
+
+
 def ragged_prompts(num: int, vocab: int, seed: int, longest: int = 20) -> list[list[int]]:
     """Random prompts of different lengths as far as `longest` allows: the first has one token, the second `longest`."""
     generator = torch.Generator().manual_seed(seed)

@@ -82,8 +82,8 @@ class DeviceDrafter(ABC):
         return tuple(scorer.version for scorer in self.scorers), tuple(cache.version for cache in self.caches)
 
     @abstractmethod
-    def room(self, vocab_size: int, longest: int) -> int:
-        """Tokens it can draft for a row of `longest` tokens of a target with so many ids."""
+    def room(self, longest: int) -> int:
+        """Tokens it can draft for a row of `longest` tokens."""
 
     def knows(self, row: int, length: int) -> bool:
         """Whether it has all it needs to draft for a row of `length` tokens; else the round goes step by step."""

@@ -39,7 +39,7 @@ class DeviceHead(DeviceDrafter):
     def why_not(self, target: Scorer) -> str | None:
         return STOPS if self.stop_below is not None else static_pass.why_not(self.body)
 
-    def room(self, vocab_size: int, longest: int) -> int:
+    def room(self, longest: int) -> int:
         limit = self.body.context_length
         return sys.maxsize if limit is None else max(0, limit - longest)
 

@@ -7,13 +7,14 @@ which cost a pass of few rows next to nothing.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from forerun.drafters.device import DeviceLevels, DeviceRows, Level, Shape
 from forerun.drafters.device_head import DeviceFeatureHead, DeviceParallelHeads
-from forerun.drafters.device_model import DeviceDraftModel, DeviceEarlyExit
+from forerun.drafters.device_model import DeviceDraftModel, DeviceEarlyExit, readable
 from forerun.models.static_pass import StaticPass, last_of
 
 
@@ -35,9 +36,10 @@ class ModelLevels(DeviceDraftModel, DeviceLevels):
     def roots(self, rows: DeviceRows, shape: Shape) -> Tensor:
         first = shape.first
         new = self._pass.rows(rows.draft_slots, rows.past + 1 - first, first, shape.key_bound)
-        return self._pass.logits(rows.recent[:, -first:], new, last=1)
+        return self._pass.logits(readable(rows.recent[:, -first:], self.drafter.last_id), new, last=1)
 
     def behind(self, rows: DeviceRows, shape: Shape, level: Level) -> Tensor:
+        level = replace(level, tokens=readable(level.tokens, self.drafter.last_id))
         return _behind(self._pass, rows.draft_slots, rows, shape, level)
 
 

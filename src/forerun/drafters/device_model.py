@@ -24,8 +24,9 @@ class ModelDrafter(Protocol):
     stop_below: float | None
     scorer: Scorer
     ids: Tensor | None
+    last_id: int | None
 
-    def room(self, vocab_size: int, longest: int) -> int:
+    def room(self, longest: int) -> int:
         """As in `DeviceDrafter`."""
         ...
 
@@ -52,8 +53,8 @@ class DeviceDraftModel(DeviceDrafter):
             return f"the draft model is on {self.scorer.device}, the target on {target.device}"
         return static_pass.why_not(self.scorer)
 
-    def room(self, vocab_size: int, longest: int) -> int:
-        return self.drafter.room(vocab_size, longest)
+    def room(self, longest: int) -> int:
+        return self.drafter.room(longest)
 
     def num_first(self, number: int, pending: Sequence[int]) -> int:
         return FIRST
@@ -63,7 +64,7 @@ class DeviceDraftModel(DeviceDrafter):
 
     def draft(self, rows: DeviceRows, shape: Shape, draw: Draw) -> None:
         """Where a row has only one token, the other of the first step lies before its beginning and is not used."""
-        draft_in_steps(self._pass, rows.draft_slots, rows, shape, draw)
+        draft_in_steps(self._pass, rows.draft_slots, rows, shape, draw, self.drafter.last_id)
 
     def set_length(self, row: int, past: int, length: int, number: int) -> None:
         """A draft of `number` tokens has keys of all of them but the last."""
@@ -88,7 +89,7 @@ class DeviceEarlyExit(DeviceDrafter):
     def why_not(self, target: Scorer) -> str | None:
         return STOPS if self.stop_below is not None else static_pass.why_not(self.scorer)
 
-    def room(self, vocab_size: int, longest: int) -> int:
+    def room(self, longest: int) -> int:
         return sys.maxsize
 
     def num_first(self, number: int, pending: Sequence[int]) -> int:
@@ -104,7 +105,9 @@ class DeviceEarlyExit(DeviceDrafter):
         """The cache is the target's, whose lengths the engine sets."""
 
 
-def draft_in_steps(model: StaticPass, slots: Tensor, rows: DeviceRows, shape: Shape, draw: Draw) -> None:
+def draft_in_steps(
+    model: StaticPass, slots: Tensor, rows: DeviceRows, shape: Shape, draw: Draw, last_id: int | None = None
+) -> None:
     """One pass a token. The first takes `shape.first` tokens, of which the last is the row's last one."""
     number, first, bound = shape.drafted, shape.first, shape.key_bound
     passes = [model.rows(slots, rows.past + 1 - first, first, bound)]
@@ -112,4 +115,12 @@ def draft_in_steps(model: StaticPass, slots: Tensor, rows: DeviceRows, shape: Sh
         passes += model.steps(slots, rows.past + 1, 1, number - 1, bound)
     for step, new in enumerate(passes):
         tokens = rows.block[:, 2 - first : 2] if step == 0 else rows.block[:, step + 1 : step + 2]
-        draw(step, model.logits(tokens, new, last=1))
+        draw(step, model.logits(readable(tokens, last_id), new, last=1))
+
+
+def readable(tokens: Tensor, last_id: int | None) -> Tensor:
+    """Ids that padding gave the target alone are read as the draft's `last_id`: any reading keeps the law.
+
+    A row's text may hold them, and so may copies and the places of a tree that hold no guess.
+    """
+    return tokens if last_id is None else tokens.clamp(max=last_id)

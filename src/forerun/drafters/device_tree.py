@@ -59,8 +59,8 @@ class DeviceTree(DeviceDrafter):
             return f"a tree {self.width} wide over a vocabulary of {vocabulary}"
         return self.levels.why_not(target)
 
-    def room(self, vocab_size: int, longest: int) -> int:
-        return self.levels.room(vocab_size, longest)
+    def room(self, longest: int) -> int:
+        return self.levels.room(longest)
 
     def knows(self, row: int, length: int) -> bool:
         return self.levels.knows(row, length)

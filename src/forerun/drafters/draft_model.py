@@ -60,6 +60,7 @@ class DraftModel(BranchingDrafter):
         self.tokenizer, self.stop_below, self.form = tokenizer, stop_below, form
         self.shares_encoder = shares_encoder or isinstance(model, DecoderFolder)
         self.ids: Tensor | None = None  # [Vd] all it can say, where that is not everything
+        self.last_id: int | None = None  # that its embedding has; None where it has all of the target's
         self.score_last: ScoreLast | None = None  # lent by an engine that has its passes recorded
         self._folder = model if isinstance(model, ModelFolder) else None
         self._split: PreTrainedModel | None = None  # over processes, which run in step once the target has met them
@@ -109,6 +110,7 @@ class DraftModel(BranchingDrafter):
             self._run_with(model, target)
             if self.shares_encoder:
                 self._borrow_from(target)
+        self.last_id = None if self._num_embeddings >= target.vocab_size else self._num_embeddings - 1
 
     def has_changed(self) -> bool:
         """Whether the model is no longer what its passes were made from."""
@@ -148,7 +150,7 @@ class DraftModel(BranchingDrafter):
                 self.scorer.begin(row, history[:-first])
         behind = [history[self.scorer.length(row) : -first] for row, history in zip(rows, histories, strict=True)]
         if any(behind):
-            self.scorer.feed(rows, behind)
+            self.scorer.feed(rows, [self._readable(unread) for unread in behind])
             for row, history, unread in zip(rows, histories, behind, strict=True):
                 if unread:
                     self.scorer.remember(row, history)
@@ -169,7 +171,7 @@ class DraftModel(BranchingDrafter):
         self.read_up(rows, [context.histories[b] for b in wanting], FIRST)
         unseen: list[Sequence[int]] = [()] * len(context.rows)
         for b, row in zip(wanting, rows, strict=True):
-            unseen[b] = context.histories[b][self.scorer.length(row) :]
+            unseen[b] = self._readable(context.histories[b][self.scorer.length(row) :])
 
         def close() -> None:
             self.rewind(context.rows, [len(history) for history in context.histories])
@@ -182,11 +184,9 @@ class DraftModel(BranchingDrafter):
     def device_levels(self) -> ModelLevels:
         return ModelLevels(self)
 
-    def room(self, vocab_size: int, longest: int) -> int:
-        """Tokens it can draft for a row of `longest` tokens of a target with so many ids; 0 where it lacks some."""
+    def room(self, longest: int) -> int:
+        """Tokens it can draft for a row of `longest` tokens."""
         limit = self.scorer.context_length
-        if self._num_embeddings < vocab_size:
-            return 0
         return sys.maxsize if limit is None else max(0, limit - longest)
 
     def rewind(self, rows: Sequence[int], lengths: Sequence[int]) -> None:
@@ -219,23 +219,22 @@ class DraftModel(BranchingDrafter):
         self._num_embeddings = self.scorer.vocab_size if embedding is None else int(embedding.shape[0])
 
     def _within_reach(self, context: DraftContext) -> DraftContext:
-        """A draft model may have a shorter context than the target or lack its last ids: such rows get no draft."""
+        """A draft model may have a shorter context than the target: rows beyond it get no draft."""
         if not hasattr(self, "scorer"):
             raise InvalidArgument(
                 "a DraftModel that is trained or split was used before it knew its target; give it to "
                 "SpeculativeDecoder or Engine"
             )
         room = tuple(
-            max(0, min(most, self._room(row, history))) if most else 0
-            for row, most, history in zip(context.rows, context.max_lengths, context.histories, strict=True)
+            min(most, self.room(len(history)))
+            for most, history in zip(context.max_lengths, context.histories, strict=True)
         )
         return context if room == context.max_lengths else replace(context, max_lengths=room)
 
-    def _room(self, row: int, history: Sequence[int]) -> int:
-        if any(token >= self._num_embeddings for token in history[self.scorer.length(row) :]):
-            return 0
-        limit = self.scorer.context_length
-        return sys.maxsize if limit is None else limit - len(history)
+    def _readable(self, tokens: Sequence[int]) -> Sequence[int]:
+        """Ids that padding gave the target alone are read as the last one there is, as recorded rounds read them."""
+        last = self.last_id
+        return tokens if last is None or max(tokens, default=0) <= last else [min(token, last) for token in tokens]
 
 
 def _check_model(model: Any) -> None:

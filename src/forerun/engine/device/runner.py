@@ -162,7 +162,7 @@ class Runner:
             return True
         if self._grows_trees and wants_options(row):  # which follow each node's own path
             return False
-        return self.drafter.room(self.target.vocab_size, len(row.history) + self._pending_keys) >= MARGIN
+        return self.drafter.room(len(row.history) + self._pending_keys) >= MARGIN
 
     @property
     def _grows_trees(self) -> bool:
