@@ -57,6 +57,12 @@ def plain(tensor: Tensor) -> Raw:
     return Raw(tuple(tensor.shape), 0, struct.pack(f"<{tensor.numel()}f", *tensor.flatten().tolist()))
 
 
+def halved(raw: Raw) -> Raw:
+    """The same float32 tensor in half precision."""
+    values = torch.frombuffer(bytearray(raw.data), dtype=torch.float32).half()
+    return Raw(raw.shape, 1, values.numpy().tobytes())
+
+
 def _padded(size: int) -> int:
     return math.ceil(size / ALIGNMENT) * ALIGNMENT
 

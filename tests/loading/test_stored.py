@@ -19,7 +19,7 @@ from forerun.kernels.cpu import choice
 from forerun.kernels.cpu.narrow import NarrowWeight
 from forerun.loading import STORED, load_model
 from forerun.loading.embedded import WHEEL
-from loading.gguf_writer import Raw, llama_metadata, llama_tensors, tiny_llama, write_gguf
+from loading.gguf_writer import Raw, halved, llama_metadata, llama_tensors, tiny_llama, write_gguf
 from support.folders import VOCAB, save
 from support.stored import stored_rows
 from support.tiny import tiny_model
@@ -91,17 +91,11 @@ def test_a_format_that_is_slower_here_is_widened(tmp_path: Path, monkeypatch: py
     assert not narrow_names(load_model(folder, dtype=STORED, device="cpu").model)
 
 
-def _halved(raw: Raw) -> Raw:
-    """The same tensor in half precision."""
-    values = torch.frombuffer(bytearray(raw.data), dtype=torch.float32).half()
-    return Raw(raw.shape, 1, values.numpy().tobytes())
-
-
 def test_a_users_gguf_file_keeps_blocks_that_decode_to_its_weights(tmp_path: Path) -> None:
     pytest.importorskip("gguf")
     pytest.importorskip("accelerate")
     tiny = tiny_llama(tied=False)
-    tensors = {name: _halved(raw) if len(raw.shape) == 2 else raw for name, raw in llama_tensors(tiny).items()}
+    tensors = {name: halved(raw) if len(raw.shape) == 2 else raw for name, raw in llama_tensors(tiny).items()}
     file = write_gguf(tmp_path / "tiny.gguf", llama_metadata(tiny), tensors)
     kept, plain = load_model(file, dtype=STORED, device="cpu").model, load_model(file, device="cpu").model
     assert len(narrow_names(kept)) == 2 * 7 + 2

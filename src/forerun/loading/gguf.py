@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import mmap
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -67,14 +67,15 @@ class GgufFile:
         return self.metadata[key]
 
 
-def read_gguf(path: Path) -> GgufFile:
-    """Open `path`, read its metadata, and check that every tensor it lists is really there."""
+def read_gguf(path: Path, only: Collection[str] | None = None) -> GgufFile:
+    """Open `path`, read its metadata, and check that every tensor it lists, or `only` those named, is really there."""
     cursor = _open(path)
     num_tensors, num_values = cursor.scalar("Q"), cursor.scalar("Q")
     metadata = dict(_read_entry(cursor) for _ in range(num_values))
     listed = [_read_tensor_entry(cursor) for _ in range(num_tensors)]
     base = _aligned(cursor, metadata.get("general.alignment", DEFAULT_ALIGNMENT))
-    records = {name: _record(cursor, name, shape, kind, base + offset) for name, shape, kind, offset in listed}
+    wanted = [entry for entry in listed if only is None or entry[0] in only]
+    records = {name: _record(cursor, name, shape, kind, base + offset) for name, shape, kind, offset in wanted}
     return GgufFile(path, metadata, records, cursor.data)
 
 

@@ -29,6 +29,7 @@ from forerun.errors import (
 from forerun.files import parse_json
 from forerun.loading import compressed
 from forerun.loading.quantise import check_scheme, quantise
+from forerun.loading.rotary import read_scaling, scaled_config
 from forerun.loading.rounding import round_weights
 from forerun.loading.shards import check_divides
 from forerun.loading.sizes import check_layer_counts, check_size, stored_values
@@ -271,6 +272,7 @@ class LoadRequest:
                 dtype=half or self.dtype,
                 output_loading_info=True,
                 **self.options,
+                **self._gguf_options(),
                 **_split(processes),
             )
             _check_report(report, type(model).__name__, self.source.name)
@@ -367,6 +369,26 @@ class LoadRequest:
         contents = PreTrainedConfig.get_config_dict(self.source.location, **self.options)[0]
         check_layer_counts(contents, self.source.name)
         return AutoConfig.from_pretrained(self.source.location, **self.options)
+
+    def _gguf_options(self) -> dict[str, Any]:
+        """Of from_pretrained: the configuration of a GGUF file that says more than transformers reads from it."""
+        if self.source.gguf_file is None:
+            return {}
+        from transformers import AutoConfig
+
+        scaling = read_scaling(self._gguf_path(self.source.gguf_file))
+        if scaling is None:
+            return {}
+        return {"config": scaled_config(AutoConfig.from_pretrained(self.source.location, **self.options), scaling)}
+
+    def _gguf_path(self, file: str) -> Path:
+        """Where a GGUF file lies, fetched from the Hub first where it has to be."""
+        if self.source.is_local:
+            return Path(self.source.location) / file
+        from transformers.utils import cached_file
+
+        offline, revision = self.options["local_files_only"], self.options["revision"]
+        return Path(cached_file(self.source.location, file, local_files_only=offline, revision=revision))
 
     def _sketch(self, loader: Any, config: Any) -> Any:
         """The model without its weights, where it lies in a local folder and can be made.
