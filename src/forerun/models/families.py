@@ -37,6 +37,7 @@ WHOLE_ROWS = frozenset({
 
 # ALiBi: positions are told from where keys lie. Padded rows lie so that distances within a row are right, and a
 # constant a row more or less is nothing to the softmax. GPT-Neo's local layers tell their window in the same way.
+# BLOOM and Falcon round a place's bias, to which such a constant is not nothing: they count places by a mask.
 BY_PLACE = frozenset({"bloom", "gpt_neo", "mpt"})
 
 # What is left, and why.
@@ -79,6 +80,7 @@ class Family:
     shares_keys: bool = False  # layers attend to what earlier ones have cached
     by_place: bool = False  # a key's place in the cache is its position, as ALiBi has it: no trees, no positions told
     key_copies: int = 1  # heads that the model caches one after the other though they are the same: one is kept
+    places_by_mask: bool = False  # the family counts places by a 2-D mask [B, S], pads in front left out
 
 
 def check_model(name: str, value: Any) -> None:
@@ -122,7 +124,9 @@ def inspect(model: PreTrainedModel, *, headless: bool = False) -> Family:
     by_place = alibi or config.model_type in BY_PLACE
     shares_keys = bool(getattr(config, "num_kv_shared_layers", 0))
     copies = _key_copies(config)
-    return Family(_layout(model, config), context_length(config), vocab_size, alibi, shares_keys, by_place, copies)
+    by_mask = alibi or config.model_type == "bloom"
+    layout, length = _layout(model, config), context_length(config)
+    return Family(layout, length, vocab_size, alibi, shares_keys, by_place, copies, by_mask)
 
 
 def inspect_seq2seq(model: PreTrainedModel) -> Family:

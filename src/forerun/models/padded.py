@@ -4,7 +4,8 @@
     row 1   g h i j k l | m -
 
 So a row's new tokens stand right behind its past, and behind as many keys as the longest past has: what a model works
-out from places (ALiBi, local windows, the cache's length) differs from the truth by one number a row at most.
+out from places (ALiBi, local windows, the cache's length) differs from the truth by one number a row at most. Where a
+model rounds what it works out, so that one number is too much, `ModulesBody.call` tells it which keys are pads.
 """
 
 from __future__ import annotations

@@ -133,6 +133,8 @@ class ModulesBody(Body):
         options["inputs_embeds" if new.is_floating_point() else "input_ids"] = new
         if self.takes_positions:
             options["position_ids"] = positions
+        if self.family.places_by_mask and states.padded is not None:
+            options["attention_mask"] = (states.padded.places >= 0).long()
         with self._positions.during_pass(states):
             return module(past_key_values=states, use_cache=True, **options)
 

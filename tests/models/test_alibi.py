@@ -1,0 +1,66 @@
+"""ALiBi that a model rounds where keys lie: a row is told its own places, whatever stands beside it."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+
+from forerun.models.bodies import readers
+from forerun.models.scorer import Scorer
+from support.pinned import needs_pinned_transformers
+from support.recompute import check, recomputed
+from support.tiny import tiny_model
+
+pytestmark = needs_pinned_transformers
+
+# Sixteen heads: every other slope is no power of two, so that a product with a place is rounded to 8 bits at once.
+FALCON = {"hidden_size": 128, "num_attention_heads": 16}
+BLOOM = {"hidden_size": 128, "n_head": 16}
+SHORT, LONG = 5, 300  # tokens of a row and of its neighbour: past 256, bfloat16 has not every whole number
+
+
+def texts(*lengths: int) -> list[list[int]]:
+    generator = torch.Generator().manual_seed(8)
+    return [torch.randint(1, 97, (length,), generator=generator).tolist() for length in lengths]
+
+
+def beside(scorer: Scorer, text: list[int], neighbour: list[int] | None) -> torch.Tensor:
+    """Logits of the text's last token, behind its others in the cache, with a long row beside it or alone."""
+    rows = [0] if neighbour is None else [0, 1]
+    blocks = [text] if neighbour is None else [text, neighbour]
+    for row in rows:
+        scorer.admit(row)
+        scorer.feed([row], [blocks[row][:-1]])
+    made = scorer.score(rows, [block[-1:] for block in blocks])[0]
+    for row in reversed(rows):
+        scorer.release(row)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("family", "settings", "dtype"),
+    [("falcon_alibi", FALCON, torch.float32), ("bloom", BLOOM, torch.bfloat16)],
+)
+def test_a_row_is_the_same_beside_a_long_one(family: str, settings: dict[str, int], dtype: torch.dtype) -> None:
+    model: Any = copy.deepcopy(tiny_model(family, **settings)).to(dtype)
+    scorer, (text, neighbour) = Scorer(model), texts(SHORT, LONG)
+    alone, together = (beside(scorer, text, other).float() for other in (None, neighbour))
+    want = recomputed(model, text)[-1].float()
+    if dtype is torch.float32:
+        check(alone, want)
+        check(together, want)
+    # A batch of another size sums in another order: a few of the logits' last bits, where a wrong place is a tenth.
+    room = 8 * torch.finfo(dtype).eps * float(want.abs().max())
+    assert float((together - alone).abs().max()) <= room
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_fused_layers_leave_rounded_alibi_to_the_modules(dtype: torch.dtype) -> None:
+    """They take distances without rounding, which is the model's own law in float32 alone."""
+    model: Any = copy.deepcopy(tiny_model("bloom"))
+    assert readers.why_not(model) is None, "control"
+    kind = str(dtype).removeprefix("torch.")
+    assert readers.why_not(model.to(dtype)) == f"ALiBi that is rounded to {kind} before distances are taken"
