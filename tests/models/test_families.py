@@ -26,8 +26,9 @@ pytestmark = needs_pinned_transformers
 RECIPES = {recipe.name: recipe for recipe in causal_recipes()}
 
 # One of each kind: a latent in the cache, a mask made of values, heads repeated by the model; the attention interface
-# with nothing said of it; ALiBi, windows and positions told from places; positions looked up; keys shared by layers.
-QUICK = ("deepseek_v3", "doge", "jetmoe", "stablelm", "mpt", "gpt_neo", "bart", "gemma3n_text")
+# with nothing said of it; ALiBi, windows and positions told from places; positions looked up; keys shared by layers;
+# positions counted by a layer.
+QUICK = ("deepseek_v3", "doge", "jetmoe", "stablelm", "mpt", "gpt_neo", "bart", "gemma3n_text", "llama4_text")
 SLOW = (
     "axk1", "deepseek_v2", "diffllama", "glm4_moe_lite", "longcat_flash", "minicpm3", "youtu",
     "bigbird_pegasus", "biogpt", "blenderbot", "blenderbot-small", "marian", "mbart", "pegasus", "plbart", "whisper",

@@ -17,6 +17,8 @@ from forerun.math.attention import Form
 from forerun.models.bodies.modules import ModulesBody
 from forerun.models.families import Layout
 from forerun.models.scorer import Scorer
+from support.census import build, causal_recipes
+from support.pinned import needs_pinned_transformers
 from support.recompute import check, recomputed
 from support.tiny import ragged_prompts, tiny_model
 
@@ -169,3 +171,15 @@ def test_keys_that_are_the_same_for_several_heads_are_kept_once() -> None:
     scorer.admit(0)
     check(scorer.score([0], [TEXTS[0]]), recomputed(model, TEXTS[0]))
     assert scorer.cache.layers[0].keys.shape[2] == model.config.num_kv_heads
+
+
+@needs_pinned_transformers
+def test_layers_that_count_positions_are_refused_in_padded_rows() -> None:
+    """Llama 4 scales queries by positions that it counts itself: one number for all rows there."""
+    recipe = next(r for r in causal_recipes() if r.name == "llama4_text")
+    scorer = Scorer(build(recipe), layout=Layout.PADDED)
+    for row in range(2):
+        scorer.admit(row)
+    scorer.score([0], [TEXTS[1]])
+    with pytest.raises(UnsupportedModel, match="layer 1 of the model counts positions from the length of the cache"):
+        scorer.score([0, 1], TEXTS[:2])

@@ -79,6 +79,8 @@ SMALL: Settings = {
 SLIDING_AND_FULL = ("sliding_attention", "full_attention")
 INDEXER: Settings = {"indexer_n_heads": 2, "indexer_kv_heads": 1, "indexer_head_dim": 8, "indexer_budget": 8,
                      "indexer_compress_ratio": 4}  # fmt: skip
+# A layer without rotation, whose queries are scaled by position, from the eighth token on.
+TEMPERED: Settings = {"no_rope_layers": [1, 0], "floor_scale": 8}
 
 # A post-norm decoder that is tied to its embeddings says one token for ever.
 UNTIED: Settings = {"tie_word_embeddings": False}
@@ -100,6 +102,7 @@ CAUSAL: dict[str, Settings] = {
     "lfm2": {"layer_types": ["conv", "full_attention"]},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
     "mamba2": {"head_dim": 16},
+    **dict.fromkeys(("llama4", "llama4_text"), TEMPERED),
     "qwen4_exp": INDEXER,
     "qwen4_exp_text": INDEXER,
     "reformer": {"is_decoder": True, "axial_pos_shape": (16, 16), "axial_pos_embds_dim": (16, 16),

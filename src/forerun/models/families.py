@@ -81,6 +81,7 @@ class Family:
     by_place: bool = False  # a key's place in the cache is its position, as ALiBi has it: no trees, no positions told
     key_copies: int = 1  # heads that the model caches one after the other though they are the same: one is kept
     places_by_mask: bool = False  # the family counts places by a 2-D mask [B, S], pads in front left out
+    counting_layers: frozenset[int] = frozenset()  # those that count positions from the length of the cache
 
 
 def check_model(name: str, value: Any) -> None:
@@ -126,7 +127,7 @@ def inspect(model: PreTrainedModel, *, headless: bool = False) -> Family:
     copies = _key_copies(config)
     by_mask = alibi or config.model_type == "bloom"
     layout, length = _layout(model, config), context_length(config)
-    return Family(layout, length, vocab_size, alibi, shares_keys, by_place, copies, by_mask)
+    return Family(layout, length, vocab_size, alibi, shares_keys, by_place, copies, by_mask, _counting_layers(config))
 
 
 def inspect_seq2seq(model: PreTrainedModel) -> Family:
@@ -221,6 +222,13 @@ def _key_copies(config: Any) -> int:
     if config.model_type != "falcon" or not config.new_decoder_architecture:
         return 1
     return int(config.num_attention_heads) // int(config.num_kv_heads)
+
+
+def _counting_layers(config: Any) -> frozenset[int]:
+    """Llama 4 scales the queries of layers without rotation by their positions, and does not ask which were told."""
+    if config.model_type != "llama4_text" or not config.attn_temperature_tuning:
+        return frozenset()
+    return frozenset(index for index, is_rotated in enumerate(config.no_rope_layers) if not is_rotated)
 
 
 def context_length(config: Any) -> int | None:

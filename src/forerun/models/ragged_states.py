@@ -95,6 +95,7 @@ class RaggedStates(Cache):
         self.current: Layer | None = None
         self.returned: tuple[Tensor, Tensor] | None = None  # what the model was given for the keys of `current`
         self.shares_keys, self.key_copies = family.shares_keys, family.key_copies
+        self._counting_layers = family.counting_layers
         self._earlier: dict[int, tuple[Tensor, Tensor, Layer]] = {}  # by the id of the keys a layer was given
         self._written: set[int] = set()  # layers that have put their keys into the cache
         self.is_unread = False  # whether `attention` is yet to be called for `current`
@@ -212,8 +213,16 @@ class RaggedStates(Cache):
             seen = torch.arange(self.rows.longest, device=self.device) <= self.positions[:, None]
         return bias.masked_fill(~seen[:, None], -torch.inf)
 
-    def get_seq_length(self, layer_idx: int = 0) -> int:
-        return self.longest_past
+    def get_seq_length(self, layer_idx: int | None = None) -> Any:
+        """A layer that adds it to 0, 1, 2 .. gets what makes the sum its tokens' positions: [N], row by row."""
+        if layer_idx not in self._counting_layers:
+            return self.longest_past
+        if self.padded is not None and len(self.padded.tokens) > 1:
+            raise UnsupportedModel(
+                f"layer {layer_idx} of the model counts positions from the length of the cache, which is the same for "
+                "all padded rows; use model.generate for it"
+            )
+        return self.positions - torch.arange(len(self.positions), device=self.device)
 
     def get_query_offset(self, layer_idx: int = 0) -> int:
         return self.longest_past

@@ -53,6 +53,7 @@ class StaticStates(RaggedStates):
         self.tree = rows.reach.tree
         self.is_cross_attention = self.is_unread = False
         self.shares_keys, self._earlier, self._written = scorer.family.shares_keys, {}, set()
+        self._counting_layers = scorer.family.counting_layers
         self.bidirectional = rows.addresses.new_empty(0)
         self.layers: list[Any] = []
         self._reach, self._rules, self._plans, self._masks = rows.reach, {}, {}, {}
