@@ -240,6 +240,7 @@ def test_an_interrupt_leaves_what_there_is() -> None:
 @pytest.mark.parametrize(
     "bad",
     [{"max_length": 0}, {"max_length": 33}, {"max_new_tokens": 8}, {"batch_sizes": ()}, {"batch_sizes": (0,)},
+     {"max_new_tokens": 3, "max_length": 1},
      {"temperatures": (-1.0,)}, {"contexts": (1,)}, {"repeats": 0}, {"check_prompts": 1, "batch_sizes": (2,)}],
 )  # fmt: skip
 def test_settings_that_cannot_be_measured_are_refused(bad: dict[str, Any]) -> None:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from forerun.drafters import DraftModel, PromptLookup
 from forerun.engine.device.choose import runner_of
+from forerun.errors import InvalidArgument
 from forerun.plan.acceptance import measure_acceptance
 from forerun.plan.costs import Curve, measure_costs, steady
 from forerun.plan.rounds import EngineRunner, full_rounds, operations_ratio, prompt_batches
+from forerun.plan.settings import SHORTEST
 from plan.simulation import Simulated, even, plain, prompts
 from support.tiny import draft_of, ragged_prompts, tiny_model
 
@@ -141,6 +144,23 @@ def test_costs_are_found_and_turns_are_taken() -> None:
         assert costs["a"].whole[length] == pytest.approx(0.020 + 0.004 * length + 0.001 * length)
     turns = [name for name, _ in itertools.groupby(diary)]
     assert turns[:6] == ["plain", "a", "b"] * 2
+
+
+def test_texts_too_short_to_time_anything_in_are_an_error() -> None:
+    batches = prompt_batches(prompts(4), 2, 1, 2, 0.0, seed=0)
+    with pytest.raises(InvalidArgument, match=r"texts of 1 tokens .*max_new_tokens"):
+        measure_costs(plain(), [Simulated("d")], batches, (1,), 1)
+
+
+@pytest.mark.parametrize("first_from_prompt", [False, True])
+def test_the_shortest_text_that_settings_allow_has_a_round(first_from_prompt: bool) -> None:
+    """Even where the draft is the target itself, so that the rounds before keep all of theirs."""
+    runner = EngineRunner("draft", tiny_model("llama"), DraftModel(tiny_model("llama")))
+    runner.engine.first_from_prompt = first_from_prompt
+    batches = prompt_batches(PROMPTS, 1, SHORTEST, 2, 0.0, seed=0)
+    assert all(list(full_rounds(runner, batch, lambda: 1)) for batch in batches)
+    shorter = replace(batches[1], new_tokens=SHORTEST - 1)
+    assert not first_from_prompt or not list(full_rounds(runner, shorter, lambda: 1))
 
 
 def test_a_machine_that_slows_down_slows_all_alike() -> None:

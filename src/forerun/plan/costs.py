@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import random
 from bisect import bisect_left
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -10,6 +9,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
+from forerun.errors import InvalidArgument
 from forerun.plan.rounds import PromptBatch, RoundRunner, TimedRound, full_rounds
 
 BINS = 12  # points of a curve where drafts have many different sizes
@@ -160,9 +160,18 @@ class _Stream:
 def _endless(
     runner: RoundRunner, batches: Sequence[PromptBatch], choose: Callable[[], int]
 ) -> Generator[TimedRound, None, None]:
-    """Round after round, batch after batch."""
-    for batch in itertools.cycle(batches):
-        yield from full_rounds(runner, batch, choose)
+    """Round after round, batch after batch; an error where no batch has a round, which would be looked for for ever."""
+    while True:
+        found = False
+        for batch in batches:
+            for timed in full_rounds(runner, batch, choose):
+                found = True
+                yield timed
+        if not found:
+            raise InvalidArgument(
+                f"{runner.name}: texts of {batches[0].new_tokens} tokens are over before a round can be timed; raise "
+                "max_new_tokens"
+            )
 
 
 def _shuffled(lengths: Sequence[int], rng: random.Random) -> Iterator[int]:

@@ -8,6 +8,7 @@ from enum import StrEnum
 from forerun.arguments import at_least
 from forerun.errors import InvalidArgument
 
+SHORTEST = 4  # tokens of a text: the prompt's pass and the round before the first that is timed bring up to three
 LADDER = (1, 2, 4, 8, 16, 32)  # lengths whose acceptance is counted; those between follow from their neighbours
 
 
@@ -48,10 +49,11 @@ class PlanSettings:
         at_least(self, 0, "seed")
         if self.max_length > LADDER[-1]:
             raise InvalidArgument(f"max_length={self.max_length}: drafts beyond {LADDER[-1]} tokens are not planned")
-        if self.max_new_tokens < 2 * self.max_length:
+        shortest = max(SHORTEST, 2 * self.max_length)
+        if self.max_new_tokens < shortest:
             raise InvalidArgument(
                 f"max_new_tokens={self.max_new_tokens}: drafts of {self.max_length} need texts of at least "
-                f"{2 * self.max_length} tokens to be counted in"
+                f"{shortest} tokens to be counted in"
             )
         if self.check_prompts is not None and self.check_prompts < max(self.batch_sizes, default=1):
             raise InvalidArgument(f"check_prompts={self.check_prompts}: must fill a batch of {max(self.batch_sizes)}")
