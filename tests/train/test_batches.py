@@ -40,11 +40,21 @@ def test_any_step_can_be_reached_directly() -> None:
 
 
 def test_held_out_sequences_are_not_trained_on() -> None:
-    train, held = split(60, 9, seed=4)
+    train, held = split(range(60), 9, seed=4)
     assert len(held) == 9 and sorted(train + held) == list(range(60))
-    assert split(60, 9, seed=5)[1] != held
+    assert split(range(60), 9, seed=5)[1] != held
     with pytest.raises(InvalidArgument, match="held out"):
-        split(9, 9, seed=0)
+        split(range(9), 9, seed=0)
+    assert split(range(9), 0, seed=0) == (list(range(9)), [])
+
+
+def test_no_prompt_is_trained_on_and_held_out() -> None:
+    prompts = [i // 4 for i in range(60)]
+    train, held = split(prompts, 9, seed=4)
+    assert len(held) == 9 and not {prompts[i] for i in held} & {prompts[i] for i in train}
+    assert len(train) == 60 - 12, "three prompts are enough for nine texts"
+    with pytest.raises(InvalidArgument, match="60 sequences for 1 prompts"):
+        split([7] * 60, 9, seed=0)
 
 
 def test_loss_lies_on_what_the_target_wrote() -> None:

@@ -49,6 +49,16 @@ def test_what_was_written_is_read_back(tmp_path: Path) -> None:
         assert sequence.top_ids is None and sequence.top_logprobs is None
 
 
+def test_texts_of_one_prompt_are_known_as_such(tmp_path: Path) -> None:
+    assert fill(tmp_path / "one") and list(Shards(tmp_path / "one").prompts) == [0, 1, 2, 3, 4]
+    for part in (0, 1):
+        writer = ShardWriter(tmp_path, manifest(samples_per_prompt=3), part=(part, 2), shard_tokens=24)
+        for item in ((0, 2, 6), (4, 5, 10))[part]:
+            writer.add(item, text(item))
+        writer.flush()
+    assert list(Shards(tmp_path).prompts) == [0, 0, 2, 1, 1, 3]
+
+
 def test_the_format_is_the_one_agreed_on(tmp_path: Path) -> None:
     fill(tmp_path, range(2))
     tensors = load_file(tmp_path / "shard-00000.safetensors")

@@ -25,6 +25,7 @@ from forerun.train.writing import (
     Limits,
     Tally,
     WideScorer,
+    items_of,
     temperature_of,
     wide_engine,
     write_items,
@@ -67,6 +68,19 @@ def run(folder: Path, limits: Limits | None = None, items: list[Item] = ITEMS, *
 @pytest.mark.parametrize("batch_size", [1, 3, 50])
 def test_a_text_does_not_depend_on_its_neighbours(batch_size: int) -> None:
     assert texts(batch_size=batch_size) == texts(batch_size=4)
+
+
+def test_a_prompt_has_one_greedy_text() -> None:
+    """Of the copies that would say the same; numbers, and with them what the others say, stay as they were."""
+    temperatures = settings().temperatures
+    found = [items_of(place, (5, 6, 7), 4, temperatures) for place in range(8)]
+    assert [len(items) for items in found] == [3] * 8, "two in four are greedy"
+    for place, items in enumerate(found):
+        numbers = [item.number for item in items]
+        assert set(numbers) <= set(range(4 * place, 4 * place + 4)) and numbers == sorted(numbers)
+        said = texts(items)
+        assert len(set(said.values())) == len(said)
+    assert len(items_of(3, (5, 6), 4, (0.0,))) == 1 and len(items_of(3, (5, 6), 4, (1.0,))) == 4
 
 
 def test_another_order_gives_the_same_texts() -> None:

@@ -30,6 +30,10 @@ class Memory:
         return len(self._sequences)
 
     @property
+    def prompts(self) -> range:
+        return range(len(self._sequences))
+
+    @property
     def fingerprint(self) -> str:
         return hashlib.sha256(b"".join(s.tokens.numpy().tobytes() for s in self._sequences)).hexdigest()
 

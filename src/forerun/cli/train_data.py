@@ -131,7 +131,7 @@ def data(
             teach=teacher(model, asked.top_k) if asked.top_k else None,
         )
         engine = wide_engine(model, tokenizer)
-        items = _items(encoded, asked, engine.target.context_length, console)
+        items = _items(encoded, asked, writing, engine.target.context_length, console)
         if reading.complaint:
             note(console, reading.complaint)
         tally = _write(engine, items, writer, asked, writing, console)
@@ -142,12 +142,16 @@ def data(
 
 
 def _items(
-    encoded: list[tuple[int, ...]], asked: DataOptions, context_length: int | None, console: Console
+    encoded: list[tuple[int, ...]],
+    asked: DataOptions,
+    writing: WritingSettings,
+    context_length: int | None,
+    console: Console,
 ) -> list[Item]:
     """The texts of this slice. Numbers count all prompts, those left out too: they do not change with
     --max-prompt-tokens."""
     from forerun.cli.console import note
-    from forerun.train.writing import Item
+    from forerun.train.writing import items_of
 
     longest = asked.max_prompt_tokens
     if context_length is not None:  # leave room for a text worth keeping
@@ -157,12 +161,11 @@ def _items(
         note(console, f"{left_out} of {len(encoded)} prompts are longer than {longest} tokens, or empty, and left out")
     index, count = asked.slice_of_prompts
     samples = asked.samples_per_prompt
-    return [
-        Item(place * samples + copy, prompt)
-        for place, prompt in fitting
-        if place % count == index
-        for copy in range(samples)
-    ]
+    mine = [(place, prompt) for place, prompt in fitting if place % count == index]
+    items = [item for place, prompt in mine for item in items_of(place, prompt, samples, writing.temperatures)]
+    if same := len(mine) * samples - len(items):
+        note(console, f"{same} texts are left out: they would be a prompt's second greedy one, the same as its first")
+    return items
 
 
 def _write(

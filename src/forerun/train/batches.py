@@ -115,14 +115,29 @@ def batches_by_length(
     return batches
 
 
-def split(num_sequences: int, hold_out: int, seed: int) -> tuple[list[int], list[int]]:
-    """Numbers of the sequences to train on, and of those to measure on."""
-    if hold_out >= num_sequences:
+def split(prompts: Sequence[int], hold_out: int, seed: int) -> tuple[list[int], list[int]]:
+    """Numbers of the sequences to train on, and of those to measure on; `prompts` says which prompt each answers.
+
+    No prompt is on both sides: its texts are much alike, and one that was trained on tells of the others.
+    """
+    answers: dict[int, list[int]] = {}
+    for i, prompt in enumerate(prompts):
+        answers.setdefault(prompt, []).append(i)
+    held: list[int] = []
+    shut: set[int] = set()
+    for i in torch.randperm(len(prompts), generator=torch.Generator().manual_seed(_mix(seed, -1))).tolist():
+        if len(held) >= hold_out:
+            break
+        if prompts[i] not in shut:
+            shut.add(prompts[i])
+            held += answers[prompts[i]]
+    members = [i for i, prompt in enumerate(prompts) if prompt not in shut]
+    if not members:
         raise InvalidArgument(
-            f"the data has {num_sequences} sequences and {hold_out} are to be held out; make more, or lower hold_out"
+            f"the data has {len(prompts)} sequences for {len(answers)} prompts and {hold_out} are to be held out; make "
+            "more, or lower hold_out"
         )
-    order = torch.randperm(num_sequences, generator=torch.Generator().manual_seed(_mix(seed, -1))).tolist()
-    return sorted(order[hold_out:]), sorted(order[:hold_out])
+    return members, sorted(held[:hold_out])
 
 
 def collate(texts: Sequence[TrainingText], max_length: int, rollouts: Rollouts, seed: int, with_tops: bool) -> Batch:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -37,6 +37,8 @@ class Data(Protocol):
 
     @property
     def num_sequences(self) -> int: ...
+    @property
+    def prompts(self) -> Sequence[int]: ...  # which prompt each sequence answers
     def sequence(self, i: int, /) -> TrainingText: ...
     @property
     def vocab_size(self) -> int: ...
@@ -106,7 +108,7 @@ def train_draft(
 
 def check_run(data: Data, options: TrainOptions, folder: Path, resume: bool) -> None:
     """What can be wrong with a run before its target is loaded: too little data, a folder that holds another run."""
-    split(data.num_sequences, options.hold_out, options.seed)
+    split(data.prompts, options.hold_out, options.seed)
     exists = (folder / CHECKPOINT).exists()
     if resume and not exists:
         raise InvalidArgument(f"{str(folder)!r} has no {CHECKPOINT} to resume from; start the run without --resume")
@@ -130,7 +132,7 @@ class Trainer:
         self.target, self.data, self.options, self.folder = target.eval().requires_grad_(False), data, options, folder
         self.clock, self.processes = clock, processes
         self.state = _State()
-        members, held = split(data.num_sequences, options.hold_out, options.seed)
+        members, held = split(data.prompts, options.hold_out, options.seed)
         lengths, counts = survey(data, options.draft_vocabulary is not None)
         self.order = BatchOrder(lengths, members, options.batch_tokens, options.max_length, options.seed)
         self._held_out_order = BatchOrder(lengths, held, options.batch_tokens, options.max_length, 0) if held else None

@@ -56,7 +56,7 @@ class DataOptions:
     slice: str = "0/1"
     """Take every N-th prompt from the I-th on; N processes with one folder share the work."""
     samples_per_prompt: int = 1
-    """Texts for each prompt."""
+    """Texts for each prompt, of which at most one is greedy: all greedy ones are the same."""
     top_k: int = 0
     """Keep the target's K most likely tokens at each position, with their log-probabilities (6 K bytes each)."""
     tokens: int | None = None

@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import accumulate
 from pathlib import Path
@@ -243,6 +243,15 @@ class Shards:
         return self._ends[-1] if self._ends else 0
 
     @property
+    def prompts(self) -> Sequence[int]:
+        """Which prompt each sequence answers: several answer one where more than one text a prompt was asked for."""
+        samples = integer("samples_per_prompt", self.manifests[0].arguments.get("samples_per_prompt", 1), 1)
+        if samples == 1:
+            return range(self.num_sequences)
+        numbers = range(len(self.entries))
+        return [item // samples for number in numbers for item in self._shard(number)["items"].tolist()]
+
+    @property
     def fingerprint(self) -> str:
         """Changes with any byte of the data, for the record of what was trained on."""
         return hashlib.sha256("".join(entry.sha256 for entry in self.entries).encode()).hexdigest()
@@ -251,9 +260,7 @@ class Shards:
         if not 0 <= i < self.num_sequences:
             raise InvalidArgument(f"sequence {i}: {self.folder} has sequences 0 to {self.num_sequences - 1}")
         number = bisect_right(self._ends, i)
-        if number not in self._open:
-            self._open[number] = _read_shard(self.folder, self.entries[number], self.vocab_size)
-        shard = self._open[number]
+        shard = self._shard(number)
         place = i - (self._ends[number - 1] if number else 0)
         start, end = shard["starts"][place : place + 2].tolist()
         prompt_length = int(shard["prompt_lengths"][place])
@@ -262,6 +269,11 @@ class Shards:
             return TrainingText(tokens, prompt_length)
         ids, logprobs = shard["top_ids"][start:end], shard["top_logits"][start:end]
         return TrainingText(tokens, prompt_length, ids.to(torch.int64), logprobs.float())
+
+    def _shard(self, number: int) -> dict[str, Tensor]:
+        if number not in self._open:
+            self._open[number] = _read_shard(self.folder, self.entries[number], self.vocab_size)
+        return self._open[number]
 
     def __iter__(self) -> Iterator[TrainingText]:
         return (self.sequence(i) for i in range(self.num_sequences))

@@ -130,6 +130,13 @@ def temperature_of(number: int, temperatures: Sequence[float]) -> float:
     return temperatures[digit_sum % base]
 
 
+def items_of(place: int, prompt: tuple[int, ...], samples: int, temperatures: Sequence[float]) -> list[Item]:
+    """The texts for the prompt at `place`: `samples` of them, but one alone where several would be greedy, so equal."""
+    numbers = range(place * samples, (place + 1) * samples)
+    greedy = [number for number in numbers if temperature_of(number, temperatures) == 0]
+    return [Item(number, prompt) for number in numbers if number not in greedy[1:]]
+
+
 def _request(item: Item, settings: WritingSettings) -> Request:
     temperature = temperature_of(item.number, settings.temperatures)
     return Request(
