@@ -19,6 +19,7 @@ from transformers.utils import logging
 from forerun.errors import ForerunError, ForerunWarning, InvalidArgument, ModelNotFound, UnsupportedModel
 from forerun.loading import LoadedModel, embedded, load, load_model, load_speech_model, load_tokenizer, sizes
 from forerun.loading.source import resolve
+from forerun.models.quantised import describe_weights, method_of
 from loading.gguf_writer import tiny_llama, write_llama
 from support.tiny import tiny_model
 
@@ -184,6 +185,20 @@ def test_gguf_without_its_package_names_the_extra(folder: Path, monkeypatch: pyt
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "gguf" else real(name))
     with pytest.raises(ModelNotFound, match=r"needs gguf .*pip install 'forerun\[gguf\]'"):
         load_model(folder.parent / "tiny.gguf")
+
+
+def test_weights_of_a_gguf_file_are_plain(folder: Path, tmp_path: Path) -> None:
+    """transformers leaves word of a quantisation behind; what is decoded can be quantised, copied and saved."""
+    pytest.importorskip("gguf")
+    pytest.importorskip("accelerate")
+    file = folder.parent / "tiny.gguf"
+    model = load_model(file, dtype="float32", device="cpu").model
+    assert method_of(model) is None and describe_weights(model) == "plain float32"
+    model.save_pretrained(tmp_path)
+    assert "quantization_config" not in (tmp_path / "config.json").read_text()
+    pytest.importorskip("numba")
+    rounded = load_model(file, dtype="float32", device="cpu", quantize="int8").model
+    assert "Q8_0" in describe_weights(rounded)
 
 
 def test_a_gguf_file_through_transformers(folder: Path) -> None:

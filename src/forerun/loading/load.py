@@ -276,6 +276,8 @@ class LoadRequest:
                 **_split(processes),
             )
             _check_report(report, type(model).__name__, self.source.name)
+            if self.source.gguf_file is not None:
+                _forget_blocks(model)
             if half is not None:
                 keep_halves(model)
             elif self.keeps_stored and (path := self.source.blocks) is not None:
@@ -419,6 +421,14 @@ def _split(processes: int) -> dict[str, Any]:
     from transformers.distributed import DistributedConfig
 
     return {"distributed_config": DistributedConfig(tp_size=processes)}
+
+
+def _forget_blocks(model: Any) -> None:
+    """Of a model from a GGUF file whose weights are plain: transformers calls it quantised after the file, and so would
+    everyone who asks. Weights that it keeps in blocks are bytes."""
+    quantizer = getattr(model, "hf_quantizer", None)
+    if quantizer is not None and all(weight.is_floating_point() for weight in model.parameters()):
+        quantizer.remove_quantization_config(model)
 
 
 def _check_report(report: Mapping[str, Any], kind: str, name: str) -> None:
