@@ -100,6 +100,17 @@ def test_what_cannot_be_done_to_it(change: object) -> None:
         rounded("fp8").double()
 
 
+def test_a_weight_says_where_it_lies() -> None:
+    """Between two GPUs `model.to` sets a parameter's data; between kinds of devices it makes another parameter."""
+    model = rounded("int8")
+    weight = model.base_model.layers[0].mlp.up_proj.weight
+    with pytest.raises(InvalidArgument, match="on cpu cannot be set to some on meta; load the model with device="):
+        weight.data = weight.to("meta")
+    assert weight.device == weight.raw.device == weight.scales.device == CPU
+    moved = model.to("meta").base_model.layers[0].mlp.up_proj.weight
+    assert isinstance(moved, ScaledWeight) and moved.device == moved.raw.device == torch.device("meta")
+
+
 def test_bad_input() -> None:
     with pytest.raises(InvalidArgument, match="48 inputs, which no group of 128, 64, 32 divides; use 'int8'"):
         rounded("int4")

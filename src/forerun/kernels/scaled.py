@@ -66,6 +66,11 @@ def _set_data(weight: Tensor, value: Tensor) -> None:
     """What `model.to` does with every parameter; torch would keep the class and exchange what lies below it."""
     if not isinstance(weight, ScaledWeight) or not isinstance(value, ScaledWeight):
         raise InvalidArgument(f"quantised weights cannot become others; {REMEDY}")
+    if value.device != weight.device:  # a tensor of this kind says forever what device it was made on
+        raise InvalidArgument(
+            f"quantised weights on {weight.device} cannot be set to some on {value.device}; load the model with "
+            f"device='{value.device}'"
+        )
     weight.raw, weight.scales, weight.scheme = value.raw, value.scales, value.scheme
 
 
