@@ -20,7 +20,7 @@ from forerun.errors import ForerunError, ForerunWarning, InvalidArgument, ModelN
 from forerun.loading import LoadedModel, embedded, load, load_model, load_speech_model, load_tokenizer, sizes
 from forerun.loading.source import resolve
 from forerun.models.quantised import describe_weights, method_of
-from loading.gguf_writer import tiny_llama, write_llama
+from loading.gguf_writer import Typed, plain, tiny_llama, write_gguf, write_llama
 from support.tiny import tiny_model
 
 
@@ -199,6 +199,15 @@ def test_weights_of_a_gguf_file_are_plain(folder: Path, tmp_path: Path) -> None:
     pytest.importorskip("numba")
     rounded = load_model(file, dtype="float32", device="cpu", quantize="int8").model
     assert "Q8_0" in describe_weights(rounded)
+
+
+def test_a_part_of_a_gguf_file_says_how_to_join_all(tmp_path: Path) -> None:
+    pytest.importorskip("gguf")
+    pytest.importorskip("accelerate")
+    split = {"split.no": Typed("u16", 1), "split.count": Typed("u16", 3)}
+    file = write_gguf(tmp_path / "tiny-00002-of-00003.gguf", split, {"blk.1.attn_norm.weight": plain(torch.ones(4))})
+    with pytest.raises(UnsupportedModel, match=r"is part 2 of 3 of a model; join .* llama-gguf-split --merge"):
+        load_model(file, device="cpu")
 
 
 def test_a_gguf_file_through_transformers(folder: Path) -> None:

@@ -19,6 +19,7 @@ from forerun.kernels.cpu import choice
 from forerun.kernels.cpu.narrow import NarrowWeight
 from forerun.loading import STORED, load_model
 from forerun.loading.embedded import WHEEL
+from forerun.loading.load import LoadRequest
 from loading.gguf_writer import Raw, halved, llama_metadata, llama_tensors, tiny_llama, write_gguf
 from support.folders import VOCAB, save
 from support.stored import stored_rows
@@ -61,6 +62,15 @@ def test_float32_files_and_a_refusal_of_kernels_give_plain_parameters(
     folder = saved(tmp_path / "half", torch.bfloat16)
     monkeypatch.setenv("FORERUN_KERNELS", "off")
     assert not narrow_names(load_model(folder, dtype=STORED, device="cpu").model)
+
+
+def test_weights_of_others_and_parts_of_weights_are_left_to_them(tmp_path: Path) -> None:
+    request = LoadRequest.of(saved(tmp_path, torch.bfloat16), STORED, "cpu")
+    config = request._config()
+    assert request._half_dtype(config) == torch.bfloat16
+    assert request._half_dtype(config, processes=2) is None
+    config.quantization_config = {"quant_method": "bitsandbytes"}  # rounded by its modules while they are loaded
+    assert request._half_dtype(config) is None
 
 
 def test_only_the_files_that_are_read_say_how_weights_are_stored(tmp_path: Path) -> None:

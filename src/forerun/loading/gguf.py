@@ -79,6 +79,17 @@ def read_gguf(path: Path, only: Collection[str] | None = None) -> GgufFile:
     return GgufFile(path, metadata, records, cursor.data)
 
 
+def check_whole(file: GgufFile) -> None:
+    """Raise for one of the files that a large model was split into: alone it lacks the weights of the others."""
+    count = file.metadata.get("split.count", 1)
+    if count > 1:
+        number = file.metadata.get("split.no", 0) + 1
+        raise UnsupportedModel(
+            f"{str(file.path)!r} is part {number} of {count} of a model; join them with llama.cpp: "
+            "llama-gguf-split --merge FIRST-PART.gguf WHOLE.gguf"
+        )
+
+
 def _open(path: Path) -> _GgufCursor:
     if not path.is_file():
         raise ModelNotFound(f"no GGUF file {str(path)!r}; check the path")

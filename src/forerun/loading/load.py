@@ -28,8 +28,9 @@ from forerun.errors import (
 )
 from forerun.files import parse_json
 from forerun.loading import compressed
+from forerun.loading.gguf import check_whole, read_gguf
 from forerun.loading.quantise import check_scheme, quantise
-from forerun.loading.rotary import read_scaling, scaled_config
+from forerun.loading.rotary import FACTORS, read_scaling, scaled_config
 from forerun.loading.rounding import round_weights
 from forerun.loading.shards import check_divides
 from forerun.loading.sizes import check_layer_counts, check_size, stored_values
@@ -266,7 +267,7 @@ class LoadRequest:
             sketch = None if config is None else self._sketch(loader, config)
             if (pieces := self._pieces(sketch, config, processes)) is not None:
                 return self._quantised_in_pieces(type(sketch), config, pieces)
-            half = self._half_dtype(config)
+            half = self._half_dtype(config, processes)
             model, report = loader.from_pretrained(
                 self.source.location,
                 dtype=half or self.dtype,
@@ -355,9 +356,14 @@ class LoadRequest:
         else:
             quantise(model, str(self.quantize), name, with_head=self.quantize_head)
 
-    def _half_dtype(self, config: Any) -> torch.dtype | None:
-        """The half precision that all weights are stored in and stay in; None where not all are, or nobody knows."""
-        if not self.keeps_stored or config is None or not self.source.is_local:
+    def _half_dtype(self, config: Any, processes: int = 1) -> torch.dtype | None:
+        """The half precision that all weights are stored in and stay in; None where not all are, or nobody knows.
+
+        Parts of matrices that processes share, and weights that another library's modules read, are left to them.
+        """
+        if not self.keeps_stored or config is None or not self.source.is_local or processes > 1:
+            return None
+        if getattr(config, "quantization_config", None) is not None:
             return None
         return half_dtype(Path(self.source.location), config)
 
@@ -378,8 +384,9 @@ class LoadRequest:
             return {}
         from transformers import AutoConfig
 
-        scaling = read_scaling(self._gguf_path(self.source.gguf_file))
-        if scaling is None:
+        file = read_gguf(self._gguf_path(self.source.gguf_file), only=FACTORS)
+        check_whole(file)
+        if (scaling := read_scaling(file)) is None:
             return {}
         return {"config": scaled_config(AutoConfig.from_pretrained(self.source.location, **self.options), scaling)}
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from forerun.errors import UnsupportedModel
-from forerun.loading.gguf import GgufFile, read_gguf
+from forerun.loading.gguf import GgufFile
 
 FACTORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 ONE_FOR_ALL = frozenset({"llama", "qwen2", "qwen2moe", "qwen3", "qwen3moe"})  # families: all layers turn alike
@@ -41,21 +41,20 @@ class Scaling:
     unknown: tuple[str, ...] = ()  # that only llama.cpp makes sense of
 
 
-def read_scaling(path: Path) -> Scaling | None:
+def read_scaling(file: GgufFile) -> Scaling | None:
     """None where the frequencies are plain, or transformers knows those of the family."""
-    file = read_gguf(path, only=FACTORS)
     family = str(file.need("general.architecture"))
     if family in FROM_CONFIG:
         return None
     prefix = f"{family}.rope.scaling."
     kind = str(file.metadata.get(f"{prefix}type", "linear"))
     factor = file.metadata.get(f"{prefix}factor") or file.metadata.get(f"{family}.rope.scale_linear") or 1.0
-    factors = {name: file.tensor(name) for name in file.records}
+    factors = {name: file.tensor(name) for name in FACTORS if name in file.records}
     factors = {name: tensor for name, tensor in factors.items() if not bool((tensor == 1).all())}
     unknown = (*_attention(file, prefix), *(name for name in factors if name != FACTORS[0]))
     if not factors and not unknown and (kind == "none" or (kind == "linear" and factor == 1)):
         return None
-    return Scaling(path, family, kind, float(factor), factors.get(FACTORS[0]), unknown)
+    return Scaling(file.path, family, kind, float(factor), factors.get(FACTORS[0]), unknown)
 
 
 def _attention(file: GgufFile, prefix: str) -> Iterator[str]:
