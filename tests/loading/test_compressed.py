@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel
 
-from forerun.errors import ForerunError, InvalidArgument
+from forerun.errors import ForerunError, InvalidArgument, UnsupportedModel
 from forerun.kernels.scaled import ScaledWeight
 from forerun.loading import compressed, save_rounded
 from forerun.loading.load import LoadRequest
@@ -214,6 +214,52 @@ def test_weights_that_lie_elsewhere_are_left_to_transformers(
         (folder / "config.json").write_text(json.dumps(says | {"transformers_weights": "other.safetensors"}))
     with pytest.raises(ForerunError):
         loaded(folder)
+
+
+def with_experts(folder: Path, one_by_one: bool) -> PreTrainedModel:
+    """A model whose attention is rounded, written as it is, or with experts one by one and rounded, as others do."""
+    model = copy.deepcopy(tiny_model("qwen2_moe"))
+    round_weights(model, "w8a8", torch.device("cpu"), "tiny", False)
+    save_rounded(model, folder)
+    if not one_by_one:
+        return model
+    tensors = load_file(folder / "model.safetensors")
+    for name in [name for name in tensors if ".experts." in name]:
+        parts = tensors.pop(name)
+        names, place = (["gate_proj", "up_proj"] if "gate_up" in name else ["down_proj"]), name.rpartition(".")[0]
+        for expert, weights in enumerate(parts):
+            for part, weight in zip(names, weights.chunk(len(names)), strict=True):
+                values, scales = scaled.rounded_weight(weight, SCHEMES["w8a8"], torch.float32)
+                module = f"{place}.{expert}.{part}"
+                tensors |= {f"{module}.weight": values.clone(), f"{module}.weight_scale": scales.clone()}
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    return model
+
+
+def test_experts_that_are_rounded_one_by_one_are_left_to_the_library(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before memory is taken for them: transformers makes one tensor of all, which no rounded weight can be put in."""
+    with_experts(tmp_path, one_by_one=True)
+    monkeypatch.setattr(LoadRequest, "_from_state", lambda *args: pytest.fail("the model was made"))
+    with pytest.raises(UnsupportedModel, match="pip install compressed-tensors"):
+        loaded(tmp_path)
+
+
+def test_experts_that_are_left_wide_are_read(tmp_path: Path) -> None:
+    model = with_experts(tmp_path, one_by_one=False)
+    assert torch.equal(logits(loaded(tmp_path)), logits(model))
+
+
+@pytest.mark.parametrize("module", ["model.embed_tokens", "model.layers.0.elsewhere"])
+def test_rounded_weights_of_what_is_no_linear_layer_are_left_to_the_library(module: str, tmp_path: Path) -> None:
+    save_rounded(rounded("w8a8"), tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    values, scales = scaled.rounded_weight(tensors["model.embed_tokens.weight"], SCHEMES["w8a8"], torch.float32)
+    tensors |= {f"{module}.weight": values, f"{module}.weight_scale": scales}
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(UnsupportedModel, match="pip install compressed-tensors"):
+        loaded(tmp_path)
 
 
 def test_bad_input(tmp_path: Path) -> None:

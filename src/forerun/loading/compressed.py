@@ -164,10 +164,21 @@ class RoundedFolder:
         self.modules = sorted(n.removesuffix(".weight_scale") for n in self._files if n.endswith(".weight_scale"))
 
     @classmethod
-    def of(cls, folder: Path, config: Any, scheme: Scheme) -> RoundedFolder | None:
-        """None where transformers makes the model of other files."""
-        files = model_tensors(folder, config)
-        return None if files is None else cls(files, scheme)
+    def of(cls, folder: Path, sketch: Any, scheme: Scheme) -> RoundedFolder | None:
+        """For a model built on the meta device; None where transformers makes it of other files, or makes more of a
+        rounded weight than that of a linear layer of the same name: experts that are stored one by one, say."""
+        from transformers.conversion_mapping import get_model_conversion_mapping
+
+        files = model_tensors(folder, sketch.config)
+        if files is None:
+            return None
+        found, modules = cls(files, scheme), dict(sketch.named_modules())
+        changes = get_model_conversion_mapping(sketch, add_legacy=False)
+        for name in found.modules:
+            is_changed = any(change.rename_source_key(f"{name}.weight")[1] is not None for change in changes)
+            if is_changed or type(modules.get(name)) is not nn.Linear:
+                return None
+        return found
 
     def state(self, dtype: torch.dtype) -> dict[str, Tensor]:
         """A state for transformers, in which a rounded weight is one number seen many times: its place, no memory."""
@@ -181,8 +192,6 @@ class RoundedFolder:
         """Give the model its rounded weights, one at a time, where they will run."""
         modules = dict(model.named_modules())
         for name in self.modules:
-            if type(modules.get(name)) is not nn.Linear:
-                raise InvalidArgument(f"{name} has a rounded weight and is no linear layer of {type(model).__name__}")
             weight = self._weight(name, dtype, device)
             modules[name]._parameters["weight"] = nn.Parameter(weight, requires_grad=False)
 

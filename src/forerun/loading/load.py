@@ -262,7 +262,7 @@ class LoadRequest:
         with self.told_plainly(what), quiet():
             config = None if self.source.gguf_file else self._config()
             loader = class_for(config)
-            if (rounded := self._rounded_folder(config, processes)) is not None:
+            if (rounded := self._rounded_folder(loader, config, processes)) is not None:
                 return self._rounded(loader, config, rounded)
             sketch = None if config is None else self._sketch(loader, config)
             if (pieces := self._pieces(sketch, config, processes)) is not None:
@@ -287,7 +287,7 @@ class LoadRequest:
                 self._quantise(model)
         return (model if processes > 1 else model.to(self.device)).eval()
 
-    def _rounded_folder(self, config: Any, processes: int) -> compressed.RoundedFolder | None:
+    def _rounded_folder(self, loader: Any, config: Any, processes: int) -> compressed.RoundedFolder | None:
         """A local folder of rounded weights, where they can be multiplied as they are; None: transformers reads.
 
         A CPU has no such products, but the library that transformers reads them with may not be installed.
@@ -300,12 +300,12 @@ class LoadRequest:
         has_library = importlib.util.find_spec("compressed_tensors") is not None
         if self.device.type == "cpu" and has_library:
             return None
-        return compressed.RoundedFolder.of(Path(self.source.location), config, scheme)
+        sketch = self._sketch(loader, _plain(config))
+        return None if sketch is None else compressed.RoundedFolder.of(Path(self.source.location), sketch, scheme)
 
     def _rounded(self, loader: Any, config: Any, folder: compressed.RoundedFolder) -> Any:
-        config = copy.deepcopy(config)
-        del config.quantization_config  # from here on it is a model with weights of ours
-        model = self._from_state(loader._model_mapping[type(config)], config, folder.state(self.dtype))
+        plain = _plain(config)  # from here on it is a model with weights of ours
+        model = self._from_state(loader._model_mapping[type(plain)], plain, folder.state(self.dtype))
         folder.fill(model, self.dtype, self.device)
         return model.to(self.device).eval()
 
@@ -415,6 +415,13 @@ class LoadRequest:
             return None
         check_size(sketch, stored, self.source.name)
         return sketch
+
+
+def _plain(config: Any) -> Any:
+    """A configuration that says nothing of how weights were quantised."""
+    config = copy.deepcopy(config)
+    del config.quantization_config
+    return config
 
 
 def _twice(scheme: str, name: str, method: str) -> str:
