@@ -90,6 +90,37 @@ def test_what_a_query_sees(form: Form, how: dict[str, Any]) -> None:
     check(make_case(**how), form)
 
 
+MOST_PROGRAMS = 65535  # of a CUDA grid's second and third axis
+
+
+@pytest.mark.parametrize(
+    ("rows", "form"),
+    [
+        (RaggedRows(tuple(range(65)), (0,) * 65, (4096, *(1,) * 64)), Form.SPLIT),  # 65 rows of 1024 blocks
+        (RaggedRows((0,), (0,), (MOST_PROGRAMS + 1,)), Form.KEYS),
+    ],
+    ids=("many rows", "many tokens"),
+)
+def test_a_long_prompt_beside_many_rows_fits_the_grid(
+    rows: RaggedRows, form: Form, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A launch beyond it fails on a GPU; the interpreter has no such limit, so launches are looked at and not run."""
+    grids: list[tuple[int, ...]] = []
+
+    class Recorder:
+        def __getitem__(self, grid: tuple[int, ...]) -> Any:
+            grids.append(grid)
+            return lambda *arguments, **options: None
+
+    monkeypatch.setattr(kernel, "attend_kernel", Recorder())
+    monkeypatch.setattr(kernel, "merge_kernel", Recorder())
+    made = make_case(rows, heads=(4, 1), sizes=(16, 16))
+    kernel.attend_ragged(made.query, made.keys, made.values, made.reach, made.scale, form, Tuning(most_queries=16))
+    assert len(grids) == (2 if form is Form.KEYS else 1)
+    assert max(grids)[0] > MOST_PROGRAMS, "control"
+    assert all(max(grid[1:]) <= MOST_PROGRAMS for grid in grids), grids
+
+
 @pytest.mark.quick(every=2)
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize(

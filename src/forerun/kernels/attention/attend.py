@@ -120,7 +120,7 @@ def _launch(
         FLOATS=isinstance(keys, ScaledKeys) and keys.scheme.values.is_floating_point,
         TAIL=0 if tail is None else tails.shape[-1], BLOCK_TAIL=0 if tail is None else power(tails.shape[-1]),
     )  # fmt: skip
-    attend_kernel[(heads, programs[0] * shape.query_blocks, programs[1])](
+    attend_kernel[(heads * programs[0] * shape.query_blocks, programs[1])](
         out, *parts, Queries(query, *query.stride()[:2]),
         Pool(keys_as, *keys_as.stride()[:3]), Pool(values_as, *values_as.stride()[:3]), *scales,
         Queries(tail_query, *tail_query.stride()[:2]), Pool(tails, *tails.stride()[:3]),
@@ -150,7 +150,7 @@ def _launch_merge(out: Tensor, parts: tuple[Tensor, Tensor], reach: Reach, scale
     is_small = pieces * size <= MOST_MERGED // 4
     # Which splits hold a row's pieces takes long enough to find out that it is done for two heads at once.
     each = 2 if shape.balanced_splits and group % 2 == 0 and is_small else 1
-    merge_kernel[(heads // each, reach.most_tokens, batch)](
+    merge_kernel[(heads // each * reach.most_tokens, batch)](
         out, *parts, reach.lengths, reach.starts, out if scale.sinks is None else scale.sinks,
         reach.window, reach.longest, shape.chunk, shape.splits, shape.balanced_splits, batch, shape.query_blocks,
         shape.queries,

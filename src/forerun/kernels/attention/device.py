@@ -138,13 +138,16 @@ def attend_kernel(
         tl.extra.cuda.gdc_launch_dependents()
     outputs = Outputs(out_ptr, part_ptr, mass_ptr, sinks_ptr, num_queries)
     terms = ScoreTerms(factor, softcap, window, tree_ptr, tree_token, bias_ptr, distances)
-    key_head = tl.program_id(0)
-    block = tl.program_id(1) % query_blocks
+    # All on the first axis: others end at 65535, and rows times blocks of a long prompt are soon more.
+    KEY_HEADS: tl.constexpr = CASE.HEADS // CASE.GROUP
+    key_head = tl.program_id(0) % KEY_HEADS
+    place = tl.program_id(0) // KEY_HEADS
+    block = place % query_blocks
     first_piece = (key_head * query_blocks + block) * (2 * balanced_splits if CASE.BALANCED else batch * splits)
     CHAIN: tl.constexpr = not (CASE.HAS_TREE or CASE.ACROSS)
     GRAIN: tl.constexpr = CASE.BLOCK_KEYS if CASE.PAGE else 1
     if CASE.BALANCED:
-        split = tl.program_id(1) // query_blocks
+        split = place // query_blocks
         r = tl.arange(0, CASE.BLOCK_ROWS)
         starts, counts, lengths, lows, highs = spans(
             r, r < batch, block, lengths_ptr, starts_ptr, window, longest,
@@ -169,8 +172,8 @@ def attend_kernel(
             )  # fmt: skip
             at = upto
     else:
-        row = tl.program_id(1) // query_blocks
-        split = tl.program_id(2)
+        row = place // query_blocks
+        split = tl.program_id(1)
         start, count, length, low, high = spans(
             row, row < batch, block, lengths_ptr, starts_ptr, window, longest,
             CASE.GROUP, CASE.BLOCK_QUERIES, CASE.PADDED, CASE.WINDOWED, CHAIN, GRAIN,
@@ -316,7 +319,7 @@ def attend_piece(
             other=0.0,
         )
         if CASE.CAPACITY:
-            at_scale = (held * tl.num_programs(0) + key_head) * CASE.CAPACITY + within
+            at_scale = (held * (CASE.HEADS // CASE.GROUP) + key_head) * CASE.CAPACITY + within
             k_scale = tl.load(key_scale_ptr + at_scale, mask=is_key, other=0.0)
             k, other_k = pairs(k, q.dtype, CASE.FLOATS, CASE.FAST)
         if CASE.UPCAST:
@@ -479,11 +482,12 @@ def merge_kernel(
     """One program per (EACH query heads, new token, row). Which pieces there are is worked out again."""
     if EARLY:
         tl.extra.cuda.gdc_launch_dependents()
-    head = tl.program_id(0) * EACH + tl.arange(0, EACH)
-    key_head = tl.program_id(0) * EACH // GROUP
-    token = tl.program_id(1)
-    row = tl.program_id(2)
-    block = (token * GROUP + tl.program_id(0) * EACH % GROUP) // BLOCK_QUERIES
+    first_head = tl.program_id(0) % (HEADS // EACH) * EACH
+    head = first_head + tl.arange(0, EACH)
+    key_head = first_head // GROUP
+    token = tl.program_id(0) // (HEADS // EACH)
+    row = tl.program_id(1)
+    block = (token * GROUP + first_head % GROUP) // BLOCK_QUERIES
     start = tl.load(starts_ptr + row)
     count = tl.load(starts_ptr + row + 1) - start
     if BALANCED:
