@@ -83,7 +83,11 @@ def evaluate(
         costs = measure_costs(
             target, tokenizer, folder, [prompt.tokens for prompt in prompts[: options.timed]], options
         )
-        details = {"costs": costs.as_dict(), "verdict": weigh(rows[0]["survival_by_position"], costs).as_dict()}
+        if costs is None:
+            reason = f"answers of at most {options.max_new_tokens} tokens are over before a draft can be timed"
+            warnings.warn(f"costs were not measured: {reason}; raise max_new_tokens", ForerunWarning, stacklevel=2)
+        else:
+            details = {"costs": costs.as_dict(), "verdict": weigh(rows[0]["survival_by_position"], costs).as_dict()}
     settings = {"draft": folder.name, "source": source, "prompts": len(prompts), **asdict(options)}
     return evaluation_record(provenance, settings, rows, details)
 
@@ -94,17 +98,25 @@ def measure_costs(
     folder: Path,
     prompts: Sequence[Sequence[int]],
     options: EvaluateOptions,
-) -> StepCosts:
-    """Greedy decoding of single prompts, plainly and with drafts; medians over the prompts after one to warm up."""
+) -> StepCosts | None:
+    """Greedy decoding of single prompts, plainly and with drafts; medians over the prompts after one to warm up.
+
+    None where most answers end before a plain step, or before a draft.
+    """
     plain = _timed(SpeculativeDecoder(target, None, tokenizer=tokenizer), prompts, options)
     drafter = from_folder(folder)
     decoder = SpeculativeDecoder(target, drafter, policy=options.draft_length, tokenizer=tokenizer)
     drafted = _timed(decoder, prompts, options)
+    target_step = statistics.median(s.seconds.score / max(s.rounds, 1) for s in plain)
+    draft_step = statistics.median(s.seconds.draft / max(s.num_draft_tokens, 1) for s in drafted)
+    if not target_step or not statistics.median(s.num_draft_tokens for s in drafted):
+        return None
+    most = drafter.num_blocks if isinstance(drafter, ParallelHeads) else options.draft_length
     return StepCosts(
-        target_step=statistics.median(s.seconds.score / max(s.rounds, 1) for s in plain),
-        draft_step=statistics.median(s.seconds.draft / max(s.num_draft_tokens, 1) for s in drafted),
+        target_step=target_step,
+        draft_step=draft_step,
         block_step=statistics.median(s.seconds.score / max(s.rounds, 1) for s in drafted),
-        draft_length=options.draft_length,
+        draft_length=min(options.draft_length, most),
         all_at_once=isinstance(drafter, ParallelHeads),
     )
 
