@@ -72,6 +72,18 @@ def test_all_tasks_greedily(tmp_path: Path) -> None:
     assert "| XSum | ROUGE-2 | 3 |" in written.stdout and evaluate(*asked, "--markdown", "--json").exit_code == 2
 
 
+@pytest.mark.usefixtures("tiny")
+@pytest.mark.parametrize(("policy", "temperature"), [("auto", "1"), ("3", "1"), ("auto", "0")])
+def test_sampled_answers_say_which_policy_drafted_them(tmp_path: Path, policy: str, temperature: str) -> None:
+    """They name a seed, and with one "auto" takes no measured time into account."""
+    sums(tmp_path, 2)
+    asked = ("--draft", "small", "--policy", policy, "-t", temperature, *SHORT)
+    result = evaluate("gsm8k", "--data", str(tmp_path), "-o", str(tmp_path / "r.json"), *asked)
+    assert result.exit_code == 0, result.output
+    said = "policy 'auto' left their draft lengths to OwnAcceptance" in (tmp_path / "r.json").read_text()
+    assert said == ((policy, temperature) == ("auto", "1"))
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("tiny")
 def test_a_service_within_a_time_budget_as_json(tmp_path: Path) -> None:

@@ -72,6 +72,7 @@ def evaluate(
     origin = provenance(target.device)
     notes = sandbox_notes([data.task for data in tasks])
     notes += [lossy for method in methods if (lossy := method.decoder.engine.lossy) is not None]
+    notes += _policy_notes(methods[1], settings)
     if journal.resumed:
         notes.append(f"resumed after {journal.resumed} calls, so not all times are of one sitting")
     prefix = _prefix(target, [data.task for data in tasks]) if target.config.is_encoder_decoder else None
@@ -92,6 +93,20 @@ def evaluate(
         results = _results(prepared, journal, settings, target.dtype)
         record = eval_record(origin, asdict(settings), results, missing, notes, complete).kept(output)
     return record
+
+
+def _policy_notes(method: DecoderMethod, settings: EvalSettings) -> list[str]:
+    """Sampled answers name a seed, so that they can be had again: a policy with a clock may leave those to another."""
+    drafting = method.decoder.engine.drafting
+    if settings.temperature == 0 or drafting.drafter is None:
+        return []
+    chosen = drafting.policy_for_seed()
+    if chosen is drafting.policy:
+        return []
+    return [
+        f"sampled answers name a seed, so policy {settings.policy!r} left their draft lengths to "
+        f"{type(chosen.unwrapped).__name__}, which measures no time; `forerun bench` measures the speed of sampling"
+    ]
 
 
 def _prefix(target: Any, tasks: Sequence[Task]) -> str:
