@@ -11,6 +11,7 @@ from click.testing import CliRunner, Result
 from forerun.cli.main import cli
 from forerun.config import SamplingParams
 from forerun.drafters import NgramTable
+from forerun.drafters.compatible import vocabulary_digest
 from forerun.train.shards import Manifest, ShardWriter, TrainingText
 from forerun.types import DraftContext, LawParams
 from support.folders import VOCAB, byte_tokenizer, save
@@ -44,7 +45,7 @@ def test_a_table_of_text_files_drafts_their_words(tmp_path: Path, target: str) -
     result = ngram(target, str(path), "--order", "4", "--min-count", "1", "--output", str(tmp_path / "t.safetensors"))
     assert result.exit_code == 0, result.output
     table = NgramTable.load(tmp_path / "t.safetensors")
-    assert table.order == 4
+    assert table.order == 4 and table.tokenizer == vocabulary_digest(byte_tokenizer())
     assert guess(table, "xyz abc", 3) == "def"
 
 

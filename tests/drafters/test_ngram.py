@@ -16,11 +16,14 @@ from safetensors.numpy import save_file
 from scipy.stats import chisquare
 from torch import Tensor
 
+from forerun import SpeculativeDecoder
 from forerun.config import SamplingParams
-from forerun.drafters import NgramTable, RandomDraft
+from forerun.drafters import Chain, NgramTable, PromptLookup, RandomDraft
 from forerun.drafters.base import Drafter
+from forerun.drafters.compatible import vocabulary_digest
 from forerun.errors import InvalidArgument, ModelNotFound, TokenizerMismatch
 from forerun.types import Draft, DraftContext, LawParams
+from support.tiny import tiny_model
 
 VOCAB = 6
 TEXT = [[1, 2, 3, 1, 2, 3, 1, 2, 4, 1, 5, 4], [1, 2, 3, 3, 3]]
@@ -218,6 +221,29 @@ def test_a_table_of_another_tokenizer_is_refused(tmp_path: Path) -> None:
         NgramTable.load(path, tokenizer="xyz")
     with pytest.raises(TokenizerMismatch, match="holds token 5, the target's vocabulary ends at 4"):
         NgramTable.load(path).propose(context([[1]], [1], vocab_size=5))
+
+
+@pytest.mark.parametrize("in_chain", [False, True])
+def test_a_target_of_other_ids_is_refused_when_the_two_meet(in_chain: bool) -> None:
+    """Not when a draft is asked for: the failure of one would silence the whole chain."""
+    model = tiny_model("llama")
+    table = NgramTable.count([[1, 2, 97]], vocab_size=98)
+    with pytest.raises(TokenizerMismatch, match="holds token 97, the target's vocabulary ends at 96"):
+        SpeculativeDecoder(model, Chain(PromptLookup(), table) if in_chain else table)
+
+
+def test_a_vocabulary_is_compared_where_both_are_known() -> None:
+    class Words:
+        def __init__(self, **vocabulary: int) -> None:
+            self.get_vocab, self.decode = lambda: vocabulary, str
+
+    model, mine, other = tiny_model("llama"), Words(a=1, b=2), Words(a=2, b=1)
+    table = NgramTable.count(TEXT, vocab_size=VOCAB, tokenizer=vocabulary_digest(mine))
+    with pytest.raises(TokenizerMismatch, match="another vocabulary"):
+        SpeculativeDecoder(model, table, tokenizer=other)
+    named = NgramTable.count(TEXT, vocab_size=VOCAB, tokenizer="a name of one's own")
+    for drafter, tokenizer in ((table, Words(b=2, a=1)), (table, None), (named, other)):
+        SpeculativeDecoder(model, drafter, tokenizer=tokenizer)
 
 
 def test_a_padded_vocabulary_is_no_mismatch() -> None:

@@ -101,6 +101,7 @@ def _of_shards(folder: Path | None, vocabulary: int) -> Iterator[Sequence[int]]:
 
 def _count(sequences: list[Sequence[int]], tokenizer: Any, options: dict[str, Any]) -> NgramTable:
     from forerun.drafters import NgramTable
+    from forerun.drafters.compatible import vocabulary_digest
 
     largest = max((max(tokens) for tokens in sequences if len(tokens)), default=0)
     return NgramTable.count(
@@ -109,6 +110,7 @@ def _count(sequences: list[Sequence[int]], tokenizer: Any, options: dict[str, An
         vocab_size=max(len(tokenizer), largest + 1),
         min_count=options["min_count"],
         max_continuations=options["max_continuations"],
+        tokenizer=vocabulary_digest(tokenizer),
     )
 
 

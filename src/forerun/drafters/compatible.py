@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from typing import Any
 
 from transformers import PreTrainedModel
@@ -15,6 +17,7 @@ from forerun.models.seq2seq import Seq2SeqScorer
 # One tokenizer is shipped with differently padded embeddings (151936 and 152064 are both Qwen's); paddings seen in the
 # field are multiples of 64 to 256, so sizes further apart than this are different tokenizers.
 PADDING = 512
+DIGEST = "vocabulary:sha256:"  # what `vocabulary_digest` begins with
 
 
 def check_vocabularies(
@@ -31,6 +34,14 @@ def check_vocabularies(
     sizes = [head_size(model) for model in (target, draft)]
     if abs(sizes[0] - sizes[1]) > PADDING:
         raise TokenizerMismatch(_message(target, target_tokenizer, draft, draft_tokenizer))
+
+
+def vocabulary_digest(tokenizer: Any) -> str | None:
+    """Tells tokens and their ids; None of a tokenizer that only decodes."""
+    if not hasattr(tokenizer, "get_vocab"):
+        return None
+    text = json.dumps(sorted(tokenizer.get_vocab().items()))
+    return DIGEST + hashlib.sha256(text.encode()).hexdigest()
 
 
 def _message(target: PreTrainedModel, target_tokenizer: Any, draft: PreTrainedModel, draft_tokenizer: Any) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,9 +15,11 @@ from safetensors.numpy import save_file
 
 from forerun.arguments import integer, refuse
 from forerun.drafters.base import Drafter
+from forerun.drafters.compatible import DIGEST, vocabulary_digest
 from forerun.errors import InvalidArgument, ModelNotFound, TokenizerMismatch
 from forerun.files import write_whole
 from forerun.math.laws import SparseLaw, warp
+from forerun.models.scorer import Scorer
 from forerun.types import Draft, DraftContext, LawParams
 
 FORMAT = "forerun.ngram.1"
@@ -71,7 +74,8 @@ class NgramTable(Drafter):
     ) -> NgramTable:
         """Count n-grams of up to `order` tokens; those of two or more seen less than `min_count` times are dropped.
 
-        `tokenizer` is any fingerprint of the tokenizer the ids come from; `load` compares it.
+        `tokenizer` is any fingerprint of the tokenizer the ids come from; `load` compares it, and a decoder with a
+        tokenizer compares one of `vocabulary_digest`.
         """
         min_count = integer("min_count", min_count, 1)
         max_continuations = integer("max_continuations", max_continuations, 1)
@@ -104,6 +108,16 @@ class NgramTable(Drafter):
                 f"{path} was counted with tokenizer {stored!r}, not {tokenizer!r}: count a table with the latter"
             )
         return cls(counts, order=int(about["order"]), vocab_size=int(about["vocab_size"]), tokenizer=stored)
+
+    def bind(self, target: Scorer, tokenizer: Any = None) -> None:
+        """Refuse a target with other ids before anything is decoded: in a chain one draft that fails ends them all."""
+        self._check_target(target.vocab_size)
+        known, stored = vocabulary_digest(tokenizer), self.tokenizer
+        if known is not None and stored is not None and stored.startswith(DIGEST) and stored != known:
+            raise TokenizerMismatch(
+                "the n-gram table was counted with another vocabulary than the target's: count one from text of the "
+                "target's tokenizer with `forerun train ngram`"
+            )
 
     def propose(self, context: DraftContext) -> Draft:
         """Draw as many tokens as each row may have, one position after the other."""
