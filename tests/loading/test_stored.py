@@ -67,10 +67,10 @@ def test_float32_files_and_a_refusal_of_kernels_give_plain_parameters(
 def test_weights_of_others_and_parts_of_weights_are_left_to_them(tmp_path: Path) -> None:
     request = LoadRequest.of(saved(tmp_path, torch.bfloat16), STORED, "cpu")
     config = request._config()
-    assert request._half_dtype(config) == torch.bfloat16
-    assert request._half_dtype(config, processes=2) is None
+    assert request._half_dtype(config, tmp_path) == torch.bfloat16
+    assert request._half_dtype(config, tmp_path, processes=2) is None
     config.quantization_config = {"quant_method": "bitsandbytes"}  # rounded by its modules while they are loaded
-    assert request._half_dtype(config) is None
+    assert request._half_dtype(config, tmp_path) is None
 
 
 def test_only_the_files_that_are_read_say_how_weights_are_stored(tmp_path: Path) -> None:

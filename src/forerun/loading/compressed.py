@@ -157,10 +157,10 @@ def scheme_of(config: Any) -> Scheme | None:
 
 
 class RoundedFolder:
-    """A local folder in one of these layouts: its plain tensors, and its rounded weights by module."""
+    """A folder in one of these layouts: its plain tensors, and its rounded weights by module."""
 
-    def __init__(self, files: dict[str, Path], scheme: Scheme) -> None:
-        self._files, self.scheme = files, scheme
+    def __init__(self, place: Path, files: dict[str, Path], scheme: Scheme) -> None:
+        self.place, self._files, self.scheme = place, files, scheme
         self.modules = sorted(n.removesuffix(".weight_scale") for n in self._files if n.endswith(".weight_scale"))
 
     @classmethod
@@ -172,7 +172,7 @@ class RoundedFolder:
         files = model_tensors(folder, sketch.config)
         if files is None:
             return None
-        found, modules = cls(files, scheme), dict(sketch.named_modules())
+        found, modules = cls(folder, files, scheme), dict(sketch.named_modules())
         changes = get_model_conversion_mapping(sketch, add_legacy=False)
         for name in found.modules:
             is_changed = any(change.rename_source_key(f"{name}.weight")[1] is not None for change in changes)

@@ -29,6 +29,7 @@ from forerun.errors import (
 from forerun.files import parse_json
 from forerun.loading import compressed
 from forerun.loading.gguf import check_whole, read_gguf
+from forerun.loading.hub import fetched_file, fetched_folder
 from forerun.loading.quantise import check_scheme, quantise
 from forerun.loading.rotary import FACTORS, read_scaling, scaled_config
 from forerun.loading.rounding import round_weights
@@ -36,6 +37,7 @@ from forerun.loading.shards import check_divides
 from forerun.loading.sizes import check_layer_counts, check_size, stored_values
 from forerun.loading.source import EMBEDDED, WHISPER, Source, resolve, wheel_of
 from forerun.loading.stored import can_keep, half_dtype, keep_blocks, keep_halves
+from forerun.loading.tensor_files import GENERATION
 
 if TYPE_CHECKING:
     from forerun.loading.piecewise import PiecewiseFolder
@@ -262,12 +264,13 @@ class LoadRequest:
         with self.told_plainly(what), quiet():
             config = None if self.source.gguf_file else self._config()
             loader = class_for(config)
-            if (rounded := self._rounded_folder(loader, config, processes)) is not None:
+            folder = self._folder(config, processes)
+            if (rounded := self._rounded_folder(loader, config, folder, processes)) is not None:
                 return self._rounded(loader, config, rounded)
-            sketch = None if config is None else self._sketch(loader, config)
-            if (pieces := self._pieces(sketch, config, processes)) is not None:
+            sketch = self._sketch(loader, config, folder)
+            if (pieces := self._pieces(sketch, config, folder, processes)) is not None:
                 return self._quantised_in_pieces(type(sketch), config, pieces)
-            half = self._half_dtype(config, processes)
+            half = self._half_dtype(config, folder, processes)
             model, report = loader.from_pretrained(
                 self.source.location,
                 dtype=half or self.dtype,
@@ -281,59 +284,67 @@ class LoadRequest:
                 _forget_blocks(model)
             if half is not None:
                 keep_halves(model)
-            elif self.keeps_stored and (path := self.source.blocks) is not None:
+            elif self.keeps_stored and (path := self._gguf_path() or self.source.blocks) is not None:
                 keep_blocks(model, path, is_ours=not self.source.gguf_file)
             if self.quantize is not None:
                 self._quantise(model)
         return (model if processes > 1 else model.to(self.device)).eval()
 
-    def _rounded_folder(self, loader: Any, config: Any, processes: int) -> compressed.RoundedFolder | None:
-        """A local folder of rounded weights, where they can be multiplied as they are; None: transformers reads.
+    def _folder(self, config: Any, processes: int) -> Path | None:
+        """Where the model's files lie, fetched from the Hub first where one process needs them; None: nobody knows."""
+        if self.source.is_local or config is None:
+            return None if config is None else Path(self.source.location)
+        return fetched_folder(self.source.location, config, self.options) if processes == 1 else None
+
+    def _rounded_folder(
+        self, loader: Any, config: Any, folder: Path | None, processes: int
+    ) -> compressed.RoundedFolder | None:
+        """A folder of rounded weights, where they can be multiplied as they are; None: transformers reads.
 
         A CPU has no such products, but the library that transformers reads them with may not be installed.
         """
-        scheme = None if config is None or not self.source.is_local or processes > 1 else compressed.scheme_of(config)
-        if scheme is None:
+        scheme = None if folder is None or processes > 1 else compressed.scheme_of(config)
+        if folder is None or scheme is None:
             return None
         if self.quantize is not None:
             raise InvalidArgument(_twice(str(self.quantize), self.source.name, compressed.METHOD))
         has_library = importlib.util.find_spec("compressed_tensors") is not None
         if self.device.type == "cpu" and has_library:
             return None
-        sketch = self._sketch(loader, _plain(config))
-        return None if sketch is None else compressed.RoundedFolder.of(Path(self.source.location), sketch, scheme)
+        sketch = self._sketch(loader, _plain(config), folder)
+        return None if sketch is None else compressed.RoundedFolder.of(folder, sketch, scheme)
 
     def _rounded(self, loader: Any, config: Any, folder: compressed.RoundedFolder) -> Any:
         plain = _plain(config)  # from here on it is a model with weights of ours
-        model = self._from_state(loader._model_mapping[type(plain)], plain, folder.state(self.dtype))
+        model = self._from_state(loader._model_mapping[type(plain)], plain, folder.state(self.dtype), folder.place)
         folder.fill(model, self.dtype, self.device)
         return model.to(self.device).eval()
 
-    def _pieces(self, sketch: Any, config: Any, processes: int) -> PiecewiseFolder | None:
-        """How to read a local folder so that its weights are quantised meanwhile; None where it is loaded first.
+    def _pieces(self, sketch: Any, config: Any, folder: Path | None, processes: int) -> PiecewiseFolder | None:
+        """How to read a folder so that its weights are quantised meanwhile; None where it is loaded first.
 
         Blocks that stay as they are stored are refused by whoever quantises.
         """
         is_plain = self.quantize is not None and getattr(config, "quantization_config", None) is None
         keeps_blocks = self.keeps_stored and self.source.blocks is not None
-        if sketch is None or not is_plain or keeps_blocks or not self.source.is_local or processes > 1:
+        if sketch is None or not is_plain or keeps_blocks or folder is None or processes > 1:
             return None
         if self.device.type != "cpu":
             return None
         from forerun.loading.piecewise import PiecewiseFolder
 
-        return PiecewiseFolder.of(Path(self.source.location), sketch, self.dtype)
+        return PiecewiseFolder.of(folder, sketch, self.dtype)
 
     def _quantised_in_pieces(self, kind: Any, config: Any, pieces: PiecewiseFolder) -> Any:
-        model = self._from_state(kind, config, pieces.state())
+        model = self._from_state(kind, config, pieces.state(), pieces.place)
         pieces.take(model)
         scheme, name = str(self.quantize), self.source.name
         quantise(model, scheme, name, with_head=self.quantize_head, rows_of=pieces.rows)
-        pieces.fill(model, keeps_halves=self._half_dtype(config) is not None)
+        pieces.fill(model, keeps_halves=self._half_dtype(config, pieces.place) is not None)
         return model.eval()
 
-    def _from_state(self, kind: Any, config: Any, state: dict[str, torch.Tensor]) -> Any:
-        """A model of this class with these tensors, as transformers loads it from a folder."""
+    def _from_state(self, kind: Any, config: Any, state: dict[str, torch.Tensor], folder: Path) -> Any:
+        """A model of this class with these tensors, as transformers loads it from the folder."""
         from transformers import GenerationConfig
 
         model, report = kind.from_pretrained(
@@ -341,8 +352,8 @@ class LoadRequest:
         )
         _check_report(report, kind.__name__, self.source.name)
         model.name_or_path = model.config.name_or_path = str(self.source.location)
-        if (Path(self.source.location) / "generation_config.json").is_file():
-            model.generation_config = GenerationConfig.from_pretrained(self.source.location)
+        if (folder / GENERATION).is_file():
+            model.generation_config = GenerationConfig.from_pretrained(folder)
         return model
 
     def _quantise(self, model: Any) -> None:
@@ -356,16 +367,16 @@ class LoadRequest:
         else:
             quantise(model, str(self.quantize), name, with_head=self.quantize_head)
 
-    def _half_dtype(self, config: Any, processes: int = 1) -> torch.dtype | None:
+    def _half_dtype(self, config: Any, folder: Path | None, processes: int = 1) -> torch.dtype | None:
         """The half precision that all weights are stored in and stay in; None where not all are, or nobody knows.
 
         Parts of matrices that processes share, and weights that another library's modules read, are left to them.
         """
-        if not self.keeps_stored or config is None or not self.source.is_local or processes > 1:
+        if not self.keeps_stored or folder is None or processes > 1:
             return None
         if getattr(config, "quantization_config", None) is not None:
             return None
-        return half_dtype(Path(self.source.location), config)
+        return half_dtype(folder, config)
 
     def told_plainly(self, what: str) -> AbstractContextManager[None]:
         """Turn transformers' long messages into one line that names the remedy."""
@@ -380,32 +391,29 @@ class LoadRequest:
 
     def _gguf_options(self) -> dict[str, Any]:
         """Of from_pretrained: the configuration of a GGUF file that says more than transformers reads from it."""
-        if self.source.gguf_file is None:
+        path = self._gguf_path()
+        if path is None:
             return {}
         from transformers import AutoConfig
 
-        file = read_gguf(self._gguf_path(self.source.gguf_file), only=FACTORS)
+        file = read_gguf(path, only=FACTORS)
         check_whole(file)
         if (scaling := read_scaling(file)) is None:
             return {}
         return {"config": scaled_config(AutoConfig.from_pretrained(self.source.location, **self.options), scaling)}
 
-    def _gguf_path(self, file: str) -> Path:
-        """Where a GGUF file lies, fetched from the Hub first where it has to be."""
-        if self.source.is_local:
-            return Path(self.source.location) / file
-        from transformers.utils import cached_file
+    def _gguf_path(self) -> Path | None:
+        """Where the user's GGUF file lies, fetched from the Hub first where it has to be; None: it is none."""
+        if self.source.gguf_file is None or self.source.is_local:
+            return None if self.source.gguf_file is None else Path(self.source.location) / self.source.gguf_file
+        return fetched_file(self.source.location, self.source.gguf_file, self.options)
 
-        offline, revision = self.options["local_files_only"], self.options["revision"]
-        return Path(cached_file(self.source.location, file, local_files_only=offline, revision=revision))
+    def _sketch(self, loader: Any, config: Any, folder: Path | None) -> Any:
+        """The model without its weights, where they lie in a folder and it can be made.
 
-    def _sketch(self, loader: Any, config: Any) -> Any:
-        """The model without its weights, where it lies in a local folder and can be made.
-
-        A configuration may ask for terabytes: that is found out before they are taken. Of a model on the Hub nothing is
-        known before it is fetched.
+        A configuration may ask for terabytes: that is found out before they are taken.
         """
-        stored = stored_values(Path(self.source.location), config) if self.source.is_local else None
+        stored = None if folder is None else stored_values(folder, config)
         if stored is None:
             return None
         try:

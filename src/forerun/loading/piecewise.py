@@ -20,10 +20,10 @@ from forerun.loading.tensor_files import model_tensors, read_rows, read_tensor, 
 
 
 class PiecewiseFolder:
-    """A local folder, and which of its tensors are read later."""
+    """A folder, and which of its tensors are read later."""
 
-    def __init__(self, files: dict[str, Path], left: frozenset[str], dtype: torch.dtype) -> None:
-        self._files, self.left, self._dtype = files, left, dtype
+    def __init__(self, place: Path, files: dict[str, Path], left: frozenset[str], dtype: torch.dtype) -> None:
+        self.place, self._files, self.left, self._dtype = place, files, left, dtype
         self._names: dict[int, str] = {}  # of the model's parameters that are places only
 
     @classmethod
@@ -45,7 +45,7 @@ class PiecewiseFolder:
         for pair in getattr(sketch, "all_tied_weights_keys", {}).items():
             if files.keys() >= set(pair):
                 left -= set(pair)
-        return cls(files, frozenset(left), dtype)
+        return cls(folder, files, frozenset(left), dtype)
 
     def state(self) -> dict[str, Tensor]:
         """For transformers. What is kept is copied: a view would keep its whole file mapped."""
