@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from forerun.errors import UnsupportedModel
 from forerun.models.bodies import readers
 from forerun.models.scorer import Scorer
 from support.pinned import needs_pinned_transformers
@@ -64,3 +65,14 @@ def test_fused_layers_leave_rounded_alibi_to_the_modules(dtype: torch.dtype) -> 
     assert readers.why_not(model) is None, "control"
     kind = str(dtype).removeprefix("torch.")
     assert readers.why_not(model.to(dtype)) == f"ALiBi that is rounded to {kind} before distances are taken"
+
+
+def test_alibi_that_is_added_twice_is_refused() -> None:
+    """transformers folds it into the mask for SDPA, and without SDPA adds it to the scores as well."""
+    twice, once = (tiny_model("falcon_alibi", attn_implementation=kind) for kind in ("eager", "sdpa"))
+    (text,) = texts(40)
+    assert not torch.allclose(recomputed(twice, text), recomputed(once, text), atol=0.1), "control"
+    with pytest.raises(UnsupportedModel, match="adds ALiBi twice; load it with attn_implementation='sdpa'"):
+        Scorer(twice)
+    Scorer(once)
+    Scorer(tiny_model("falcon_rotary", attn_implementation="eager"))

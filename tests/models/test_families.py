@@ -88,6 +88,27 @@ def test_a_configuration_that_is_not_causal_is_refused(name: str, kernels: str) 
     assert readers.why_not(model) == "attention in both directions"
 
 
+@pytest.mark.parametrize(("name", "value"), [("gemma", True), ("gemma3_text", True), ("gemma4_text", "all")])
+def test_attention_in_both_directions_is_refused(name: str, value: Any) -> None:
+    model, text = of_type(name, use_bidirectional_attention=value).float(), torch.tensor([[5, 6, 7, 9]])
+    other = torch.tensor([[5, 6, 7, 11]])
+    seen = [model(ids, use_cache=False).logits[:, :-1] for ids in (text, other)]
+    assert not torch.allclose(*seen), "control: what follows tells"
+    with pytest.raises(UnsupportedModel, match="load it with use_bidirectional_attention=None"):
+        SpeculativeDecoder(model, None)
+    if name in readers.FAMILIES:
+        assert readers.why_not(model) == "attention in both directions"
+
+
+@pytest.mark.parametrize(("name", "value"), [("gemma2", True), ("gemma4_text", "vision")])
+def test_a_setting_that_leaves_text_as_it_is_is_taken(name: str, value: Any) -> None:
+    """Gemma 2 makes causal masks all the same; the tokens of images are no text."""
+    model, text = of_type(name, use_bidirectional_attention=value).float(), [5, 6, 7, 9]
+    scorer = Scorer(model)
+    scorer.admit(0)
+    check(scorer.score([0], [text]), recomputed(model, text))
+
+
 def test_a_decoder_behind_an_encoder_that_is_not_causal_is_refused() -> None:
     model = copy.deepcopy(tiny_model("t5"))
     model.get_decoder().config.is_causal = False

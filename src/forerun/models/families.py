@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 
 from forerun.arguments import refuse
 from forerun.errors import InvalidArgument, UnsupportedModel
+from forerun.models.passes import own_name
 
 # Layers whose state is keys and values, one a token. Anything else in `config.layer_types` keeps state of another kind.
 REWINDABLE_LAYERS = frozenset({"full_attention", "sliding_attention", "chunked_attention"})
@@ -122,6 +123,11 @@ def inspect(model: PreTrainedModel, *, headless: bool = False) -> Family:
         raise UnsupportedModel(f"{type(model).__name__} has no language-model head; load it with AutoModelForCausalLM")
     vocab_size = config.vocab_size if head is None else head_size(model)
     alibi = config.model_type == "falcon" and config.alibi
+    if alibi and own_name(config) == "eager":
+        raise UnsupportedModel(
+            f"{type(model).__name__} was loaded with attn_implementation='eager', by which transformers adds ALiBi "
+            "twice; load it with attn_implementation='sdpa'"
+        )
     by_place = alibi or config.model_type in BY_PLACE
     shares_keys = bool(getattr(config, "num_kv_shared_layers", 0))
     copies = _key_copies(config)
@@ -179,11 +185,27 @@ def _refuse_encoder(model: PreTrainedModel) -> None:
 
 def _refuse_bidirectional(model: PreTrainedModel, config: Any) -> None:
     """transformers' mask builders read this of any family's configuration; attention's modules may say otherwise."""
-    if not getattr(config, "is_causal", True):
+    if (setting := sees_ahead(config)) is not None:
+        name, value, other = setting
         raise UnsupportedModel(
-            f"{type(model).__name__} has is_causal={config.is_causal} in its configuration, so its tokens see those "
-            "that follow them; load it with is_causal=True"
+            f"{type(model).__name__} has {name}={value!r} in its configuration, so its tokens see those that follow "
+            f"them; load it with {name}={other}"
         )
+
+
+def sees_ahead(config: Any) -> tuple[str, Any, bool | None] | None:
+    """The setting by which tokens see those that follow them, its value, and the value by which they do not."""
+    name = "use_bidirectional_attention"
+    both_ways = (
+        getattr(config, name, None) if hasattr(type(config), name) else None
+    )  # others keep it and do not read it
+    # Gemma and Gemma 2 make a causal mask all the same, and only an attention that is given none goes by the setting.
+    is_masked = config.model_type in {"gemma", "gemma2"} and own_name(config) == "eager"
+    if both_ways and both_ways != "vision" and not is_masked:  # "vision" is about the tokens of images alone
+        return name, both_ways, None
+    if not getattr(config, "is_causal", True):
+        return "is_causal", config.is_causal, True
+    return None
 
 
 def _refuse_unrewindable(model: PreTrainedModel, config: Any) -> None:

@@ -42,6 +42,7 @@ from forerun.models.bodies.parts import (
     read_product,
     read_qkv,
 )
+from forerun.models.families import sees_ahead
 
 # Families whose fused layers the whole test suite is run with: their models need no self-check.
 PROVEN = ("llama", "mistral", "qwen2", "qwen3")
@@ -53,7 +54,7 @@ CAPPED_SCORES = frozenset({"Gemma2Attention", "VaultGemmaAttention"})  # Gemma 3
 def describe(model: PreTrainedModel) -> Decoder:
     """The decoder below (and the scaling behind) a model's head, or `NotDescribed`."""
     config = model.config.get_text_config(decoder=True)
-    if not getattr(config, "is_causal", True):  # which mask builders read, whatever attention's own modules say
+    if sees_ahead(config) is not None:  # which mask builders read, whatever attention's own modules say
         raise NotDescribed("attention in both directions")
     try:
         made = FAMILIES[config.model_type](untouched.text_model(model), config)
