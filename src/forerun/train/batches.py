@@ -133,9 +133,10 @@ def split(prompts: Sequence[int], hold_out: int, seed: int) -> tuple[list[int], 
             held += answers[prompts[i]]
     members = [i for i, prompt in enumerate(prompts) if prompt not in shut]
     if not members:
+        alike = f" for {len(answers)} prompts" if len(answers) < len(prompts) else ""
         raise InvalidArgument(
-            f"the data has {len(prompts)} sequences for {len(answers)} prompts and {hold_out} are to be held out; make "
-            "more, or lower hold_out"
+            f"the data has {len(prompts)} sequences{alike} and {hold_out} are to be held out; make more, or lower "
+            "hold_out"
         )
     return members, sorted(held[:hold_out])
 
