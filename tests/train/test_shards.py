@@ -126,11 +126,24 @@ def test_slices_write_side_by_side_and_are_read_together(tmp_path: Path) -> None
     assert found == sorted(text(i).tokens.tolist() for i in range(6))
 
 
-def test_slices_of_different_targets_are_not_mixed(tmp_path: Path) -> None:
-    fill(tmp_path, part=(0, 2))
-    ShardWriter(tmp_path, manifest(vocab_size=300), part=(1, 2))
-    with pytest.raises(InvalidArgument, match=r"data-1\.json"):
-        Shards(tmp_path)
+@pytest.mark.parametrize(
+    ("change", "said"), [({"vocab_size": 300}, "vocab_size"), ({"slices": 3}, "slices was 2, now 3")]
+)
+def test_slices_of_different_arguments_are_not_mixed(tmp_path: Path, change: dict[str, Any], said: str) -> None:
+    """Neither by a command that adds one, nor by whoever reads those that were put together by hand."""
+    ShardWriter(tmp_path / "a", manifest(slices=2), part=(0, 2))
+    with pytest.raises(InvalidArgument, match=rf"data-0\.json.*{said}"):
+        ShardWriter(tmp_path / "a", manifest(**{"slices": 2} | change), part=(1, 2))
+    ShardWriter(tmp_path / "b", manifest(**{"slices": 2} | change), part=(1, 2))
+    (tmp_path / "b" / "data-1.json").rename(tmp_path / "a" / "data-1.json")
+    with pytest.raises(InvalidArgument, match=rf"data-1\.json.*{said}"):
+        Shards(tmp_path / "a")
+
+
+def test_a_folder_that_was_not_split_takes_no_slices(tmp_path: Path) -> None:
+    ShardWriter(tmp_path, manifest(slices=1))
+    with pytest.raises(InvalidArgument, match=r"data\.json.*slices was 1, now 2"):
+        ShardWriter(tmp_path, manifest(slices=2), part=(0, 2))
 
 
 def test_the_disk_budget_is_never_exceeded(tmp_path: Path) -> None:

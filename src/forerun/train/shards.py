@@ -187,11 +187,14 @@ class ShardWriter:
         return tensors
 
     def _open(self, manifest: Manifest) -> Manifest:
-        """The folder's own manifest where there is one, if it was made by the same arguments."""
+        """The folder's own manifest where there is one, if it and those of other slices have the same arguments."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise InvalidArgument(f"{self.folder}: cannot be made a folder ({error}); choose another") from error
+        for path in sorted(self.folder.glob("data*.json")):
+            if path != self._path:
+                _refuse_difference(path, Manifest.load(path), manifest)
         if not self._path.exists():
             manifest.save(self._path)
             return manifest
@@ -280,21 +283,26 @@ class Shards:
 
 
 def _refuse_difference(path: Path, before: Manifest, now: Manifest) -> None:
-    """The same folder goes on only with what it was begun with; JSON has made lists of tuples."""
-    old = {"target": before.target, "top_k": before.top_k, **before.arguments}
-    new = json.loads(json.dumps({"target": now.target, "top_k": now.top_k, **now.arguments}))
-    differ = [name for name in {**old, **new} if old.get(name) != new.get(name)]
-    if differ:
-        changes = "; ".join(f"{name} was {old.get(name)!r}, now {new.get(name)!r}" for name in differ)
+    """The same folder goes on only with what it was begun with."""
+    if changes := _changes(before, now):
         raise InvalidArgument(f"{path} was begun with other arguments: {changes}. Repeat those, or use another folder")
 
 
 def _refuse_strangers(path: Path, first: Manifest, other: Manifest) -> None:
-    if (first.target, first.top_k) != (other.target, other.top_k):
+    """Slices are of one splitting of the same prompts: of two, some prompts would be there twice, others never."""
+    if changes := _changes(first, other):
         raise InvalidArgument(
-            f"{path}: written by {other.target} with top-k {other.top_k}, its neighbour by {first.target} with top-k "
-            f"{first.top_k}; keep them in folders of their own"
+            f"{path} was written with other arguments than its neighbour: {changes}; keep them in folders of their own"
         )
+
+
+def _changes(before: Manifest, now: Manifest) -> str:
+    """Which arguments differ, in words; JSON has made lists of tuples."""
+    old, new = (
+        json.loads(json.dumps({"target": each.target, "top_k": each.top_k, **each.arguments})) for each in (before, now)
+    )
+    differ = [name for name in {**old, **new} if old.get(name) != new.get(name)]
+    return "; ".join(f"{name} was {old.get(name)!r}, now {new.get(name)!r}" for name in differ)
 
 
 def _check_size(path: Path, entry: ShardEntry) -> None:
