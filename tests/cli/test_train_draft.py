@@ -293,6 +293,17 @@ def test_mistakes_are_found_before_anything_is_loaded(place: Path) -> None:
     assert nothing.exit_code == 2 and "--prompts" in nothing.stderr
 
 
+@pytest.mark.parametrize("resume", [False, True])
+def test_the_folder_is_looked_at_before_data_is_written(place: Path, tmp_path: Path, resume: bool) -> None:
+    """The target that would write it is not even looked for."""
+    if not resume:
+        (tmp_path / "checkpoint.pt").touch()
+    more = ("--resume",) if resume else ()
+    result = invoke("train", "draft", "no/such/target", "-p", place / "prompts.jsonl", "-o", tmp_path, *more)
+    assert result.exit_code == 2, result.output
+    assert ("to resume from" if resume else "holds a run already") in " ".join(result.stderr.split())
+
+
 @pytest.mark.slow
 def test_one_process_of_accelerate_trains_the_same_weights(tmp_path: Path) -> None:
     target = markov_target()

@@ -134,7 +134,7 @@ def draft(
     from forerun.files import check_output_folder
     from forerun.loading import load_model
     from forerun.measure.provenance import provenance
-    from forerun.train.loop import check_data, check_run, train_draft
+    from forerun.train.loop import check_data, check_folder, check_run, train_draft
     from forerun.train.processes import Processes
     from forerun.train.shards import Shards
 
@@ -143,6 +143,7 @@ def draft(
     settings = settings_from(TrainOptions, options, config=config)  # mistakes are found before anything is loaded
     _check_used(typed_options(ctx), settings, has_data=data is not None, evaluates=evaluate is not None)
     check_output_folder(output, "-o")
+    check_folder(output, resume)  # before hours of writing data, too
     place = place_of(options)
     shards = Shards(data or _write_data(ctx, target, prompts, output, place))
     with plain_warnings(console):

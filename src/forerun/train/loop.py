@@ -109,6 +109,11 @@ def train_draft(
 def check_run(data: Data, options: TrainOptions, folder: Path, resume: bool) -> None:
     """What can be wrong with a run before its target is loaded: too little data, a folder that holds another run."""
     split(data.prompts, options.hold_out, options.seed)
+    check_folder(folder, resume)
+
+
+def check_folder(folder: Path, resume: bool) -> None:
+    """Raise where a run cannot begin, or go on, in that folder."""
     exists = (folder / CHECKPOINT).exists()
     if resume and not exists:
         raise InvalidArgument(f"{str(folder)!r} has no {CHECKPOINT} to resume from; start the run without --resume")
