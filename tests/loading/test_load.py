@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import shutil
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from forerun.errors import ForerunError, ForerunWarning, InvalidArgument, ModelN
 from forerun.loading import LoadedModel, embedded, load, load_model, load_speech_model, load_tokenizer, sizes
 from forerun.loading.source import resolve
 from forerun.models.quantised import describe_weights, method_of
-from loading.gguf_writer import Typed, plain, tiny_llama, write_gguf, write_llama
+from loading.gguf_writer import TOKENS, Typed, plain, tiny_llama, write_gguf, write_llama
 from support.tiny import tiny_model
 
 
@@ -199,6 +200,32 @@ def test_weights_of_a_gguf_file_are_plain(folder: Path, tmp_path: Path) -> None:
     pytest.importorskip("numba")
     rounded = load_model(file, dtype="float32", device="cpu", quantize="int8").model
     assert "Q8_0" in describe_weights(rounded)
+
+
+def test_the_tokenizer_of_a_gguf_file_cuts_as_the_file_says(folder: Path, tmp_path: Path) -> None:
+    """Digits are cut out first, so two spaces before one are merged; transformers takes the file for GPT-2's."""
+    pytest.importorskip("gguf")
+    pytest.importorskip("accelerate")
+    mine, right = load_tokenizer(folder.parent / "tiny.gguf"), load_tokenizer(folder)
+    for text in ("a   0", "ab 12  3\n<|im_end|>", "   9"):
+        assert mine(text).input_ids == right(text).input_ids
+    assert (mine.eos_token_id, mine.pad_token_id, mine.padding_side) == (2, 2, "left")
+    odd = write_llama(tmp_path / "odd.gguf", change=lambda m: m.update({"tokenizer.ggml.pre": "chameleon"}))
+    with pytest.warns(ForerunWarning, match="cuts its text by 'chameleon', which transformers does not know"):
+        load_tokenizer(odd)
+
+
+@pytest.mark.parametrize("change", [
+    {"tokenizer.ggml.pre": "llama-bpe"},
+    {"tokenizer.ggml.pre": "gpt-2", "tokenizer.ggml.add_bos_token": Typed("bool", True)},
+])  # fmt: skip
+def test_a_tokenizer_that_transformers_knows_is_its_own(tmp_path: Path, change: dict[str, Any]) -> None:
+    pytest.importorskip("gguf")
+    pytest.importorskip("accelerate")
+    file = write_llama(tmp_path / "other.gguf", change=lambda m: m.update(change))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", ForerunWarning)
+        assert load_tokenizer(file)("ab").input_ids[-1] == TOKENS.index("ab")
 
 
 def test_a_part_of_a_gguf_file_says_how_to_join_all(tmp_path: Path) -> None:

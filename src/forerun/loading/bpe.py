@@ -9,6 +9,7 @@ from forerun.loading.gguf import GgufFile
 
 _CONTROL = 3  # GGUF's number for a token that is never made from text
 _NORMAL = 1
+_AS_GPT2 = frozenset({"gpt-2", "phi-2", "mpt", "olmo"})  # entries for which llama.cpp cuts as GPT-2 does
 
 
 def build_tokenizer(file: GgufFile) -> Any:
@@ -58,8 +59,8 @@ def _build_fast(file: GgufFile) -> Any:
 def _pre_tokenizer(file: GgufFile) -> Any:
     """How text is cut before merging.
 
-    "smollm" cuts out every digit first. transformers' own GGUF reader does not look at this entry, so it merges
-    a run of spaces before a digit differently from the tokenizer the model was trained with.
+    "smollm" cuts out every digit first. transformers' own GGUF reader does not know this entry, so it merges a run of
+    spaces before a digit differently from the tokenizer the model was trained with.
     """
     from tokenizers import pre_tokenizers
 
@@ -71,6 +72,24 @@ def _pre_tokenizer(file: GgufFile) -> Any:
             return words
         case other:
             raise UnsupportedModel(f"{file.path} cuts its text by {other!r}; this reader knows 'smollm' and 'gpt-2'")
+
+
+def why_uncertain(file: GgufFile) -> str | None:
+    """Why transformers may cut text otherwise than the model was trained with; None where it knows how.
+
+    It takes an entry that it does not know for GPT-2's, without a word.
+    """
+    try:
+        from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
+    except ImportError:  # of another version, which may know as much
+        return None
+    cut = file.metadata.get("tokenizer.ggml.pre")
+    if file.metadata.get("tokenizer.ggml.model") != "gpt2" or cut in GGUF_PRE_TOKENIZER_SPLITS or cut in _AS_GPT2:
+        return None
+    return (
+        f"{str(file.path)!r} cuts its text by {cut!r}, which transformers does not know: token ids may differ from "
+        "those the model was trained with; take the tokenizer of the model's own folder or Hub name"
+    )
 
 
 def _special(file: GgufFile, role: str) -> str | None:

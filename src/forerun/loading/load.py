@@ -28,6 +28,8 @@ from forerun.errors import (
 )
 from forerun.files import parse_json
 from forerun.loading import compressed
+from forerun.loading.bpe import build_tokenizer, why_uncertain
+from forerun.loading.converted import understood
 from forerun.loading.gguf import check_whole, read_gguf
 from forerun.loading.hub import fetched_file, fetched_folder
 from forerun.loading.quantise import check_scheme, quantise
@@ -186,7 +188,9 @@ def _tokenizer_of(request: LoadRequest) -> Any:
     from transformers import AutoTokenizer
 
     with request.told_plainly("a tokenizer"), quiet():
-        tokenizer = AutoTokenizer.from_pretrained(request.source.location, **request.options)
+        tokenizer = request.gguf_tokenizer()
+        if tokenizer is None:
+            tokenizer = AutoTokenizer.from_pretrained(request.source.location, **request.options)
     tokenizer.padding_side = "left"  # new tokens follow the prompt, so padding cannot stand between
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token or tokenizer.unk_token
@@ -407,6 +411,23 @@ class LoadRequest:
         if self.source.gguf_file is None or self.source.is_local:
             return None if self.source.gguf_file is None else Path(self.source.location) / self.source.gguf_file
         return fetched_file(self.source.location, self.source.gguf_file, self.options)
+
+    def gguf_tokenizer(self) -> Any:
+        """The tokenizer of a GGUF file that our reader knows; None: transformers makes it.
+
+        Ours cuts text as more models need it; where neither is known to do so, a warning says it.
+        """
+        path = self._gguf_path()
+        if path is None:
+            return None
+        file = read_gguf(path, only=())
+        try:
+            with understood(path):
+                return build_tokenizer(file)
+        except UnsupportedModel:
+            if (why := why_uncertain(file)) is not None:
+                warnings.warn(why, ForerunWarning, stacklevel=4)
+        return None
 
     def _sketch(self, loader: Any, config: Any, folder: Path | None) -> Any:
         """The model without its weights, where they lie in a folder and it can be made.
