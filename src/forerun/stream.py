@@ -41,9 +41,8 @@ class Stream(Iterator[list[Progress]]):
     ) -> None:
         self._engine, self._call, self._input_ids = engine, call, input_ids
         self._streams_prompt = streams_prompt
-        self._places = {request.request_id: place for place, request in enumerate(call.requests)}
         self._result: GenerateResult | None = None
-        self._numbers: list[int] = []  # the engine's handles of the rows
+        self._places: dict[int, int] = {}  # of the rows, by the engine's handles: requests may share a request_id
         self._has_begun = self._has_ended = self._in_round = self._is_closing = False
 
     def __next__(self) -> list[Progress]:
@@ -99,7 +98,7 @@ class Stream(Iterator[list[Progress]]):
             self._end()
             if self._call.streamer is not None:
                 self._call.streamer.end()
-        return [replace(entry, row=self._places[entry.request_id]) for entry in progress]
+        return [replace(entry, row=self._places[entry.row]) for entry in progress]
 
     @contextmanager
     def _compiling_not_counted(self) -> Iterator[None]:
@@ -127,8 +126,8 @@ class Stream(Iterator[list[Progress]]):
         requests = call.requests
         if call.max_time is not None:
             requests = tuple(replace(one, deadline=self._started + call.max_time) for one in requests)
-        for request in requests:  # one that is refused takes those before it along
-            self._numbers.append(engine.add(request))
+        for place, request in enumerate(requests):  # one that is refused takes those before it along
+            self._places[engine.add(request)] = place
         if self._streams_prompt:
             self._put(call.requests[0].prompt)
 
@@ -151,7 +150,7 @@ class Stream(Iterator[list[Progress]]):
     def _abort(self) -> None:
         """End early. Whatever made it end is what the caller hears of; who listens to the streamer must not wait."""
         if self._has_begun and not self._has_ended:
-            self._engine.abort(*self._numbers)
+            self._engine.abort(*self._places)
             self._end()
         self._has_ended = True
         if self._call.streamer is not None:
@@ -172,10 +171,10 @@ class Stream(Iterator[list[Progress]]):
             self._call.streamer.put(torch.tensor(tokens))
 
     def _collect(self, seconds: float) -> None:
-        ended = {result.request.request_id: result for result in self._engine.take_results()}
-        if len(ended) < len(self._places):  # a request was refused: there is nothing to report
+        ended = self._engine.take_results_by_handle()
+        if len(ended.keys() & self._places.keys()) < len(self._call.requests):  # one was refused: nothing to report
             return
-        rows = tuple(ended[request.request_id] for request in self._call.requests)
+        rows = tuple(ended[handle] for handle in self._places)
         stats = replace(Stats.total([row.stats for row in rows]), seconds=self._engine.seconds - self._seconds_before)
         stats.lossy = self._engine.lossy
         matrix = sequences(rows, self._call.pad_token_id, self._input_ids)

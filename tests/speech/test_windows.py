@@ -292,6 +292,18 @@ def test_a_recording_twice_in_a_batch_is_drawn_as_it_is_alone() -> None:
     assert both_of_them == [alone[0], alone[0]]
 
 
+def test_a_recording_twice_in_a_batch_in_two_languages_has_two_texts() -> None:
+    """One sound is one key of random numbers, which says nothing of what is asked of it."""
+    model, monitor = tiny_whisper(multilingual=True), EncoderMonitor()
+    inside = windows(model)
+    inside.monitor = monitor
+    twice = {name: torch.cat([tensor, tensor]) for name, tensor in heard(SHORT[:1]).items()}
+    with monitor.of(model):
+        theirs, ours = both(model, twice, inside, language=["en", "de"], task="transcribe")
+    assert theirs[0] != theirs[1], "control"
+    assert ours == theirs
+
+
 def test_without_a_monitor_every_call_and_every_window_draw_anew() -> None:
     """As transformers does."""
     model = tiny_whisper()
