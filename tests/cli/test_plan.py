@@ -193,7 +193,7 @@ def test_prompts_of_a_file_are_bounded_where_that_is_asked(plan: Command, target
     path.write_text(
         "\n".join(f"a prompt that is rather long, number {i}" for i in range(3)) + "\na\n", encoding="utf-8"
     )
-    quick = ("-d", "lookup", "--check", "none", "--max-length", "1", "--max-new-tokens", "2", "--repeats", "1")
+    quick = ("-d", "lookup", "--check", "none", "--max-length", "1", "--max-new-tokens", "4", "--repeats", "1")
     counts = []
     for more in ((), ("--prompt-tokens", "30")):
         result = plan(target, "-f", str(path), *quick, "--json", *more, FORERUN_KERNELS="off")
