@@ -50,6 +50,25 @@ def test_layouts_that_fit() -> None:
         layouts(SHAPE, replace(SETTINGS, devices=1))
 
 
+def test_keys_that_do_not_fit_are_not_blamed_on_the_weights() -> None:
+    """142 GB over eight devices of 20, a tenth kept: 0.25 GB are left on each; keys of a token take 41 kB."""
+    tight = replace(SETTINGS, memory=20.0, context=8192)
+    with pytest.raises(
+        InvalidArgument, match=r"context=8192: keys .* take 0\.336 GB on each of 8 devices.* leave 0\.25"
+    ):
+        layouts(SHAPE, tight)
+    assert layouts(SHAPE, replace(tight, context=4096))
+
+
+@pytest.mark.parametrize(
+    "name", ["memory", "bandwidth", "tflops", "link_bandwidth", "link_latency", "draft_cost", "rate"]
+)
+@pytest.mark.parametrize("value", [float("inf"), float("nan")])
+def test_figures_are_finite(name: str, value: float) -> None:
+    with pytest.raises(InvalidArgument, match=name):
+        DeviceSettings(**{name: value})
+
+
 def test_a_row_that_is_alone_waits_for_its_own_rounds() -> None:
     """With hardly any traffic, a simulated token takes a round's time over the tokens of a round."""
     quiet = replace(SETTINGS, rate=0.01, context=400, rows=1)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from forerun.arguments import above, at_least
+from forerun.arguments import above, at_least, finite
 from forerun.errors import InvalidArgument
 
 RESERVED = 0.1  # of a device's memory, for activations and whatever else is there
@@ -49,8 +49,8 @@ class DeviceSettings:
         at_least(self, 1, "devices", "rows", "context")
         at_least(self, 0, "draft_length", "draft_cost", "link_latency")
         above(self, 0, "memory", "bandwidth", "tflops", "link_bandwidth")
-        if self.rate is not None:
-            above(self, 0, "rate")
+        above(self, 0, "rate")
+        finite(self, "memory", "bandwidth", "tflops", "link_bandwidth", "link_latency", "draft_cost", "rate")
         if not 0 <= self.alpha <= 1:
             raise InvalidArgument(f"alpha={self.alpha}: a chance is from 0 to 1")
 
@@ -115,12 +115,25 @@ def layouts(shape: ModelShape, settings: DeviceSettings) -> list[Layout]:
     found = [_layout(shape, settings, split) for split in splits(shape, settings.devices)]
     fitting = [layout for layout in found if layout is not None]
     if not fitting:
+        _refuse_keys(shape, settings)
         needed = shape.stored * shape.bytes_each / 1e9 / (settings.memory * (1 - RESERVED))
         raise InvalidArgument(
             f"devices={settings.devices}: {shape.stored * shape.bytes_each / 1e9:.0f} GB of weights need at least "
             f"{int(needed) + 1} devices of {settings.memory:g} GB whose number divides {shape.key_heads} heads of keys"
         )
     return fitting
+
+
+def _refuse_keys(shape: ModelShape, settings: DeviceSettings) -> None:
+    """Raise where weights alone would fit."""
+    split = splits(shape, settings.devices)[-1]
+    left = settings.memory * (1 - RESERVED) - shape.stored * shape.bytes_each / split / 1e9
+    if left > 0:
+        needed = shape.key_bytes * settings.context / split / 1e9
+        raise InvalidArgument(
+            f"context={settings.context}: keys and values of one sequence take {needed:.3g} GB on each of {split} "
+            f"devices, and the weights leave {left:.3g}; use a shorter context, or more devices or memory"
+        )
 
 
 def splits(shape: ModelShape, devices: int) -> list[int]:
