@@ -39,6 +39,14 @@ def test_any_step_can_be_reached_directly() -> None:
         assert list(islice(order().from_step(start), 2)) == steps[start : start + 2]
 
 
+def test_steps_of_epochs_are_counted_as_far_as_need_be() -> None:
+    counts = [len(order().epoch(number)) for number in range(3)]
+    assert order().num_steps(2) == sum(counts[:2]) and order().num_steps(0.001) == 1
+    assert order().num_steps(2.5) == sum(counts[:2]) + round(counts[2] / 2)
+    assert order().num_steps(2, enough=sum(counts)) == sum(counts[:2])
+    assert order().num_steps(1e12, enough=counts[0] + 1) == sum(counts[:2]), "nor are a million million epochs made"
+
+
 def test_held_out_sequences_are_not_trained_on() -> None:
     train, held = split(range(60), 9, seed=4)
     assert len(held) == 9 and sorted(train + held) == list(range(60))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -82,6 +83,22 @@ def test_a_draft_goes_on_from_its_folder(target: PreTrainedModel, tmp_path: Path
         init_student(target, small(kind=other, start=str(folder)), None)
 
 
+def test_a_reduced_vocabulary_without_the_targets_head_names_what_was_given(
+    target: PreTrainedModel, tmp_path: Path
+) -> None:
+    reduced = trained(target, tmp_path / "reduced", kind="causal", draft_vocabulary=15)
+    whole = trained(target, tmp_path / "whole", kind="causal", share=False)
+    for given, said in (
+        (small(kind="causal", start=str(reduced), share=False), r"reduced' has a reduced .*; leave share=False out"),
+        (
+            small(kind="causal", start=str(whole), draft_vocabulary=15),
+            r"whole' has a head .*; leave draft_vocabulary out",
+        ),
+    ):
+        with pytest.raises(InvalidArgument, match=said):
+            init_student(target, given, draft_tokens(given, Counter(), (), VOCAB))
+
+
 @pytest.mark.slow
 def test_a_configuration_of_ones_own(target: PreTrainedModel, tmp_path: Path) -> None:
     config = {**target.config.to_dict(), "hidden_size": 16, "num_hidden_layers": 1, "head_dim": 4}
@@ -147,6 +164,14 @@ def test_only_causal_drafts_stand_alone(target: PreTrainedModel, tmp_path: Path)
         {"rollout_share": 1.0},
         {"batch_tokens": 8},
         {"learning_rate": 0.0},
+        {"learning_rate": math.inf},
+        {"epochs": math.inf},
+        {"epochs": math.nan},
+        {"max_minutes": math.inf},
+        {"weight_decay": math.nan},
+        {"weight_decay": -0.1},
+        {"weight_decay": math.inf},
+        {"depth_decay": math.inf},
     ],
 )
 def test_options_that_cannot_be_are_refused(wrong: dict[str, Any]) -> None:

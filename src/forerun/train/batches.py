@@ -80,10 +80,16 @@ class BatchOrder:
             step = max(step - len(batches), 0)
             number += 1
 
-    def num_steps(self, epochs: float) -> int:
-        whole = int(epochs)
-        counts = [len(self.epoch(number)) for number in range(whole + 1)]
-        return max(1, sum(counts[:whole]) + round(counts[whole] * (epochs - whole)))
+    def num_steps(self, epochs: float, enough: int | None = None) -> int:
+        """Batches of so many epochs, each of which has to be made to know; `enough` or more end the counting."""
+        whole, counted = int(epochs), 0
+        for number in range(whole):
+            counted += len(self.epoch(number))
+            if enough is not None and counted >= enough:
+                return counted
+        if epochs > whole:
+            counted += round(len(self.epoch(whole)) * (epochs - whole))
+        return max(1, counted)
 
     def _windows(self, order: list[int]) -> Iterator[list[int]]:
         window: list[int] = []

@@ -142,7 +142,11 @@ def _causal(target: PreTrainedModel, options: TrainOptions, tokens: Tensor | Non
         student = CausalStudent(model, target.get_input_embeddings())
         return InitialStudent(student, _shared_head(target, tokens), ("embedding", "head"))
     if tokens is not None:
-        raise InvalidArgument("a reduced vocabulary needs the target's head; leave draft_vocabulary out")
+        given = options.draft_vocabulary is not None
+        raise InvalidArgument(
+            f"{options.start!r} {'has a head of its own' if given else 'has a reduced vocabulary'}, and a reduced "
+            f"vocabulary needs the target's; leave {'draft_vocabulary' if given else 'share=False'} out"
+        )
     head = SharedHead(target.get_output_embeddings(), None, model.get_output_embeddings())
     return InitialStudent(CausalStudent(model, None), head, ())
 

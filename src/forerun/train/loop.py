@@ -359,7 +359,8 @@ def _schedule(options: TrainOptions, order: BatchOrder, processes: int) -> Sched
     epochs = options.epochs
     if options.steps is None and epochs is None and options.max_minutes is None:
         epochs = 1.0
-    by_epochs = None if epochs is None else max(1, order.num_steps(epochs) // processes)
+    enough = None if options.steps is None else options.steps * processes
+    by_epochs = None if epochs is None else max(1, order.num_steps(epochs, enough) // processes)
     limits = [limit for limit in (options.steps, by_epochs) if limit is not None]
     seconds = None if options.max_minutes is None else 60 * options.max_minutes
     return Schedule(min(limits, default=None), seconds, options.warm_up)

@@ -6,7 +6,7 @@ import re
 from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any
 
-from forerun.arguments import above, at_least
+from forerun.arguments import above, at_least, finite
 from forerun.errors import InvalidArgument
 
 if TYPE_CHECKING:
@@ -190,7 +190,8 @@ class TrainOptions:
         for name in ("rollout_share", "warm_up"):
             _check(0 <= getattr(self, name) < 1, name, getattr(self, name), "must be in [0, 1)")
         at_least(self, 4, "max_length")
-        at_least(self, 0, "hold_out", "seed")
+        at_least(self, 0, "hold_out", "seed", "weight_decay")
+        finite(self, "epochs", "max_minutes", "learning_rate", "weight_decay", "depth_decay")
         _check(self.batch_tokens >= self.max_length, "batch_tokens", self.batch_tokens,
                f"must hold one sequence of max_length={self.max_length}")  # fmt: skip
         _ = self.mixture  # a loss that cannot be read is refused now
