@@ -136,6 +136,36 @@ def fresh_folder(folder: Path) -> Iterator[Path]:
         raise
 
 
+def replace_files(
+    folder: Path, write: Callable[[Path], Any], last: str, advice: str = "make room or choose another place"
+) -> None:
+    """Let `write` make files beside `folder`, then move them into it; its other files stay.
+
+    The file `last`, without which nobody reads the folder, leaves first and comes last: one that was interrupted half
+    way is refused, not mixed.
+    """
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as place:
+            beside = Path(place)
+            write(beside)
+            set_usual_modes(beside)
+            files = sorted(path.relative_to(beside) for path in beside.rglob("*") if path.is_file())
+            names = [*(name for name in files if name != Path(last)), Path(last)]
+            for name in names:  # a rename may reach the disk before what it names
+                with (beside / name).open("rb+") as file:
+                    os.fsync(file.fileno())
+            folder.mkdir(exist_ok=True)
+            (folder / last).unlink(missing_ok=True)
+            for name in names:
+                (folder / name).parent.mkdir(parents=True, exist_ok=True)
+                os.replace(beside / name, folder / name)
+    except Exception as error:
+        if is_disk_error(error):
+            raise disk_error(folder, error, advice) from error
+        raise
+
+
 def set_usual_modes(folder: Path) -> None:
     """Give the files of a folder the mode that the user's umask gives; safetensors lets their owner alone read them."""
     probe = folder / ".mode"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import importlib.util
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -17,11 +18,12 @@ from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel
 
 from forerun.errors import ForerunError, InvalidArgument, UnsupportedModel
 from forerun.kernels.scaled import ScaledWeight
-from forerun.loading import compressed, save_rounded
+from forerun.loading import compressed, load_model, load_tokenizer, save_rounded
 from forerun.loading.load import LoadRequest
 from forerun.loading.rounding import round_weights
 from forerun.math import scaled
 from forerun.math.scaled import SCHEMES
+from support.folders import VOCAB, save
 from support.tiny import tiny_model
 
 FORMATS = {"int8": "pack-quantized", "w8a8": "int-quantized", "fp8": "float-quantized", "int4": "pack-quantized"}
@@ -214,6 +216,43 @@ def test_weights_that_lie_elsewhere_are_left_to_transformers(
         (folder / "config.json").write_text(json.dumps(says | {"transformers_weights": "other.safetensors"}))
     with pytest.raises(ForerunError):
         loaded(folder)
+
+
+def test_the_tokenizer_goes_with_it(tmp_path: Path) -> None:
+    """So that `load` reads the folder; on a CPU weights that were kept for it are in no layout that is written."""
+    save(tmp_path / "plain", tiny_model("llama", intermediate_size=64, vocab=VOCAB))
+    tokenizer = load_tokenizer(tmp_path / "plain")
+    tokenizer.chat_template = {"default": "a", "tool_use": "b"}  # the second lies in a folder within
+    save_rounded(rounded("int8", vocab=VOCAB), tmp_path / "rounded", tokenizer)
+    again = load_tokenizer(tmp_path / "rounded")
+    assert (again.get_vocab(), again.chat_template) == (tokenizer.get_vocab(), tokenizer.chat_template)
+    load_model(tmp_path / "rounded", device="cpu")
+    pytest.importorskip("numba")
+    kept = load_model(tmp_path / "plain", device="cpu", quantize="int8").model
+    with pytest.raises(InvalidArgument, match=r"kept for a CPU \(.*Q8_0\), in no layout of compressed-tensors"):
+        save_rounded(kept, tmp_path / "again")
+    assert not (tmp_path / "again").exists()
+
+
+def test_a_folder_is_written_beside_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, before = tmp_path / "model", os.umask(0o027)
+    try:
+        save_rounded(rounded("int8"), folder)
+    finally:
+        os.umask(before)
+    assert {path.stat().st_mode & 0o777 for path in folder.iterdir()} == {0o640}
+    (folder / "notes.txt").write_text("mine")
+    want = logits(loaded(folder))
+
+    def full(*call: Any, **options: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch, pytest.raises(ForerunError, match="the disk is full"):
+        patch.setattr(compressed, "save_file", full)
+        save_rounded(rounded("w8a8"), folder)
+    assert torch.equal(logits(loaded(folder)), want) and os.listdir(tmp_path) == ["model"]
+    save_rounded(rounded("w8a8"), folder)
+    assert torch.equal(logits(loaded(folder)), logits(rounded("w8a8"))) and (folder / "notes.txt").is_file()
 
 
 def with_experts(folder: Path, one_by_one: bool) -> PreTrainedModel:

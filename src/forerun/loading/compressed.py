@@ -18,8 +18,10 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from forerun.errors import InvalidArgument
+from forerun.files import replace_files
+from forerun.kernels.cpu.narrow import NarrowWeight
 from forerun.kernels.scaled import ScaledWeight
-from forerun.loading.tensor_files import model_tensors, read_tensor
+from forerun.loading.tensor_files import CONFIG, WHOLE, model_tensors, read_tensor
 from forerun.math.scaled import FP8, GROUPS, INT4, INT8, W8A8, Scheme, packed, unpacked
 
 METHOD = "compressed-tensors"
@@ -40,20 +42,34 @@ ROUNDING_SAYS = frozenset({
 DENSE = "dense"  # the format of `sparsity_config` in which nothing is left out
 
 
-def save_rounded(model: Any, folder: str | Path) -> None:
-    """Write a model whose linear layers were rounded on load: weights, scales and configuration, not its tokenizer."""
+def save_rounded(model: Any, folder: str | Path, tokenizer: Any = None) -> None:
+    """Write a model whose linear layers were rounded on load: weights, scales and configuration.
+
+    `forerun.load(folder)` wants a tokenizer beside them, which is written where it is given. Other files stay.
+    """
+    if kept := sorted({weight.format.name for weight in model.parameters() if isinstance(weight, NarrowWeight)}):
+        raise InvalidArgument(
+            f"the model's weights are kept for a CPU ({', '.join(kept)}), in no layout of {METHOD}; load it with "
+            "quantize= on a GPU, or with dtype='float32' and use its save_pretrained"
+        )
     schemes = {weight.scheme for weight in model.parameters() if isinstance(weight, ScaledWeight)}
     if len(schemes) != 1:
         raise InvalidArgument(
             f"the model has {len(schemes)} kinds of rounded weights; load it with quantize= and one scheme"
         )
     (scheme,) = schemes
-    place = Path(folder)
-    place.mkdir(parents=True, exist_ok=True)
-    save_file(dict(_tensors(model)), place / "model.safetensors", metadata={"format": "pt"})
+    tensors = dict(_tensors(model))
     contents = model.config.to_dict() | {"quantization_config": _described(model, scheme)}
-    (place / "config.json").write_text(json.dumps(contents, indent=2, sort_keys=True, default=str) + "\n")
-    model.generation_config.save_pretrained(place)
+    text = json.dumps(contents, indent=2, sort_keys=True, default=str) + "\n"
+
+    def write(beside: Path) -> None:
+        save_file(tensors, beside / WHOLE, metadata={"format": "pt"})
+        (beside / CONFIG).write_text(text, encoding="utf-8")
+        model.generation_config.save_pretrained(beside)
+        if tokenizer is not None:
+            tokenizer.save_pretrained(beside)
+
+    replace_files(Path(folder), write, last=CONFIG)
 
 
 def _tensors(model: Any) -> Iterator[tuple[str, Tensor]]:

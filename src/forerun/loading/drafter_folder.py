@@ -7,8 +7,6 @@ holds the weights. Where the draft's vocabulary is reduced, the tensor `draft_vo
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -18,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from forerun.errors import ForerunError, InvalidArgument, ModelNotFound, kind_and_line
-from forerun.files import disk_error, is_disk_error, read_json, set_usual_modes
+from forerun.files import read_json, replace_files
 from forerun.loading.sizes import check_layer_counts, check_size
 
 if TYPE_CHECKING:
@@ -110,15 +108,7 @@ def save_drafter(
     """Write everything beside `folder` first, then move it into place; other files of the folder stay."""
     folder = Path(folder)
     _check_tensors(tensors, manifest, str(folder))
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as beside:
-            _write(Path(beside), manifest, config, tensors)
-            _put(Path(beside), folder)
-    except Exception as error:
-        if is_disk_error(error):
-            raise disk_error(folder, error, advice) from error
-        raise
+    replace_files(folder, lambda beside: _write(beside, manifest, config, tensors), MANIFEST, advice)
 
 
 def load_drafter(folder: str | Path) -> tuple[DrafterManifest, PreTrainedConfig, dict[str, Tensor]]:
@@ -176,18 +166,6 @@ def _write(folder: Path, manifest: DrafterManifest, config: PreTrainedConfig, te
     config.to_json_file(str(folder / CONFIG), use_diff=False)
     text = json.dumps({"format": FORMAT, **asdict(manifest)}, indent=2)
     (folder / MANIFEST).write_text(text + "\n", encoding="utf-8")
-    set_usual_modes(folder)
-    for file in folder.iterdir():  # a rename may reach the disk before what it names
-        with file.open("rb+") as handle:
-            os.fsync(handle.fileno())
-
-
-def _put(beside: Path, folder: Path) -> None:
-    """The manifest leaves first and comes last: a folder that was interrupted half way is refused, not mixed."""
-    folder.mkdir(exist_ok=True)
-    (folder / MANIFEST).unlink(missing_ok=True)
-    for name in (WEIGHTS, CONFIG, MANIFEST):
-        os.replace(beside / name, folder / name)
 
 
 def _read_manifest(path: Path) -> DrafterManifest:

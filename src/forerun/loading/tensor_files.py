@@ -13,7 +13,7 @@ from forerun.files import parse_json
 
 WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 ADAPTER = "adapter_config.json"  # as peft names it
-GENERATION = "generation_config.json"
+CONFIG, GENERATION = "config.json", "generation_config.json"
 
 
 def model_tensors(folder: Path, config: Any) -> dict[str, Path] | None:
