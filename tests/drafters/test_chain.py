@@ -9,11 +9,15 @@ import pytest
 import torch
 from scipy.stats import chisquare
 
+from forerun import SpeculativeDecoder
 from forerun.config import SamplingParams
 from forerun.drafters import Chain, NgramTable, PromptLookup, RandomDraft
+from forerun.drafters.chain import CLASSES
 from forerun.errors import InvalidArgument
 from forerun.math.laws import MixedLaw, PointMass
-from forerun.types import Draft, DraftContext, LawParams
+from forerun.policy import Constant
+from forerun.types import Draft, DraftContext, LawParams, RoundOutcome
+from support.tiny import tiny_model
 
 VOCAB = 6
 TEXT = [[1, 2, 3, 1, 2, 3, 1, 2, 4, 1, 5, 4], [1, 2, 3, 3, 3]]
@@ -145,6 +149,34 @@ def test_rows_draw_the_same_in_a_chain_as_alone() -> None:
     position = torch.tensor([0, 3, 1])
     torch.testing.assert_close(draft.law.at(position)[1], alone.law.at(position)[1])
     torch.testing.assert_close(draft.law.of(draft.tokens)[1], alone.law.of(alone.tokens)[1])
+
+
+def test_a_tables_greedy_drafts_are_told_from_copies() -> None:
+    """Both are certain, but a policy that takes them for copies learns neither what drawing costs nor what it gains."""
+    chain, table = Chain(PromptLookup(min_ngram=2), NgramTable.count(TEXT, vocab_size=VOCAB)), 1
+    asked = context([[0, 1, 0, 1], [1, 2], [0]], [2, 2, 2])
+    greedy = replace(asked, params=LawParams.stack([SamplingParams()] * 3))
+    draft = chain.propose(greedy)
+    assert draft.cuttable == (True, False, False) and not draft.deterministic
+    assert draft.evidence is not None and [kind // CLASSES for kind in draft.evidence] == [0, table, table]
+    alone = chain.propose(replace(greedy, histories=((1, 2), (1, 2), (0,))))
+    assert alone.cuttable is None and not alone.deterministic
+    tables = Chain(*chain.parts[1:], *chain.parts[1:])
+    assert tables.propose(greedy).deterministic, "without copies there is nothing to tell apart"
+
+
+def test_a_policy_hears_which_greedy_drafts_were_drawn() -> None:
+    class Listening(Constant):
+        def observe(self, outcome: RoundOutcome) -> None:
+            heard.append(outcome)
+
+    heard: list[RoundOutcome] = []
+    table = NgramTable.count([[1, 2, 3], [5, 6]], vocab_size=97)
+    decoder = SpeculativeDecoder(tiny_model("llama"), Chain(PromptLookup(), table), policy=Listening(3))
+    decoder.generate([[5, 9, 7, 11]], max_new_tokens=30, temperature=0.0)
+    drafted = [outcome for outcome in heard if any(outcome.drafted)]
+    kinds = {(bool(one.copied and one.copied[0]), (one.evidence or (0,))[0] // CLASSES) for one in drafted}
+    assert kinds == {(True, 0), (False, 1)}, "copies of the prompt, and drafts of the table"
 
 
 def pvalue(lookup_first: bool, shift: int) -> float:

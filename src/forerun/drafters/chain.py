@@ -76,6 +76,9 @@ class Chain(Drafter):
             if not any(rooms):
                 continue
             draft = drafter.propose(rest)
+            if self.is_mixed and not drafter.copies and draft.deterministic:
+                # A table's greedy drafts are as certain as copies, but take its time: policies tell the two apart.
+                draft = replace(draft, deterministic=False)
             # No drafter follows the last one, so there is no need to wait for a device to know which rows it left out.
             is_last = number + 1 == len(self.parts)
             lengths = rooms if is_last or not draft.width else draft.lengths.tolist()
