@@ -11,6 +11,7 @@ import torch
 from forerun.errors import UnsupportedModel
 from forerun.models.bodies import readers
 from forerun.models.scorer import Scorer
+from forerun.models.self_check import _remedy
 from support.pinned import needs_pinned_transformers
 from support.recompute import check, recomputed
 from support.tiny import tiny_model
@@ -78,3 +79,9 @@ def test_alibi_that_is_added_twice_is_refused() -> None:
         Scorer(twice)
     Scorer(once)
     Scorer(tiny_model("falcon_rotary", attn_implementation="eager"))
+
+
+def test_the_self_check_does_not_send_anybody_there() -> None:
+    """Where it refuses a model it names the other implementation, unless that is refused as well."""
+    assert _remedy(Scorer(tiny_model("falcon_alibi"))) == "use model.generate for it"
+    assert "attn_implementation='eager'" in _remedy(Scorer(tiny_model("falcon_rotary"))), "control"

@@ -130,8 +130,11 @@ VARIANTS: dict[str, dict[str, Settings]] = {
         "bert", "bert-generation", "big_bird", "camembert", "data2vec-text", "electra", "ernie", "megatron-bert",
         "rembert", "roberta", "roberta-prelayernorm", "roc_bert", "roformer", "xlm-roberta", "xlm-roberta-xl",
     ), AS_DECODER),
-    "falcon": {"alibi": {"alibi": True, "new_decoder_architecture": False}},
-    "bloom": {"eight heads": {"n_head": 8}},
+    # Of ALiBi's slopes for twelve heads some are no powers of two, and their products with places are rounded.
+    "falcon": {"alibi": {"alibi": True, "new_decoder_architecture": False, "hidden_size": 48,
+                         "num_attention_heads": 12}},
+    "bloom": {"twelve heads": {"hidden_size": 48, "n_head": 12}},
+    "mpt": {"twelve heads": {"d_model": 48, "n_heads": 12}},
     "xmod": {"decoder": {"is_decoder": True, "default_language": "en_XX"}},
 }  # fmt: skip
 

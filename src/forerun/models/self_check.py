@@ -138,16 +138,17 @@ def _compare(scorer: Scorer) -> SelfCheck:
             raise UnsupportedModel(
                 f"{type(scorer.model).__name__}: Forerun's logits differ from the model's own in {one.what} (relative "
                 f"deviation {deviation:.1e}, rounding may make {allowed:.1e}), so its text would be another one; "
-                f"{_remedy(scorer.model)}"
+                f"{_remedy(scorer)}"
             )
         worst = max(worst, deviation)
     return SelfCheck(Kind.PASSED, worst, allowed)
 
 
-def _remedy(model: PreTrainedModel) -> str:
+def _remedy(scorer: Scorer) -> str:
     """An implementation of attention may leave out what the model asks for, which Forerun applies: transformers 5.17's
-    `sdpa` does so with Gemma 2's soft caps."""
-    if model.config.get_text_config(decoder=True)._attn_implementation == "eager":
+    `sdpa` does so with Gemma 2's soft caps. Falcon's ALiBi is added twice by the other."""
+    kind = scorer.model.config.get_text_config(decoder=True)._attn_implementation
+    if kind == "eager" or scorer.family.alibi_in_scores:
         return "use model.generate for it"
     return "load it with attn_implementation='eager' and try again, or use model.generate for it"
 
