@@ -29,12 +29,12 @@ COPIES, PROMPT, VOCAB = 256, (1, 2, 0, 1, 2), 3
 
 
 @cache
-def pair(scheme: str) -> tuple[PreTrainedModel, PreTrainedModel]:
-    """A target that is rounded, on the CPU, and a draft of the wide one."""
+def pair(scheme: str, device: str = "cpu") -> tuple[PreTrainedModel, PreTrainedModel]:
+    """A target that is rounded where it is to run, as a loaded one is, and a draft of the wide one."""
     target = copy.deepcopy(tiny_model("llama", 0, vocab=VOCAB, intermediate_size=64))
     target.get_output_embeddings().weight.data.mul_(SOFTEN)
-    draft = draft_of(target, 0.1, 1)
-    round_weights(target, scheme, torch.device("cpu"), "toy")
+    draft = draft_of(target, 0.1, 1).to(device)
+    round_weights(target.to(device), scheme, torch.device(device), "toy")
     return target, draft
 
 
@@ -58,9 +58,8 @@ def _rounded(x: Tensor, scheme: scaled.Scheme) -> Tensor:
 
 
 def misfit_of(scheme: str, rule: Rule, device: str = "cpu", law_of: str | None = None, **options: Any) -> str:
-    target, draft = pair(scheme)
-    here = copy.deepcopy(target).to(device)
-    decoder = SpeculativeDecoder(here, DraftModel(copy.deepcopy(draft).to(device)), policy=3, rule=rule, **options)
+    target, draft = map(copy.deepcopy, pair(scheme, device))
+    decoder = SpeculativeDecoder(target, DraftModel(draft), policy=3, rule=rule, **options)
     ids = torch.tensor([PROMPT], device=device)
     samples: list[list[int]] = []
     for seed in range(3):
