@@ -252,6 +252,31 @@ def test_what_few_rows_teach_is_not_believed_of_more() -> None:
     assert four > 0.98 * plain_four
 
 
+def test_what_one_row_gains_is_not_believed_of_many() -> None:
+    """Drafts that decode more than twice as fast for one row, and rows enough to make each position cost."""
+    machine = {1: {1: 0.0050, 6: 0.0055, 20: 0.0060}, 64: {64: 0.0060, 128: 0.0130, 320: 0.0300}}
+    world = {"machine": machine, "alpha": always(0.8), "draft_seconds": 0.0002}
+
+    def rate(policy: Policy) -> tuple[float, float]:
+        one, many = run(policy, 1, 3, **world), run(policy, 64, 3, seed=1, **world)
+        return one.tokens / one.seconds, many.tokens / many.seconds
+
+    (one, many), (plain_one, plain_many) = rate(CostModel()), rate(Constant(0))
+    assert one > 2.2 * plain_one, "control: drafts did pay"
+    assert rate(Constant(2))[1] < 0.9 * plain_many, "control: and do not"
+    assert many > 0.92 * plain_many, "a twentieth while it learns"
+
+
+def test_rows_whose_rounds_always_bring_prompts_are_drafted_for_in_the_end() -> None:
+    policy = CostModel()
+    run(policy, 1, 2, machine=GPU, alpha=always(0.9), draft_seconds=0.002)
+    policy._pace, asked = 1.0, 0
+    for _ in range(60):
+        asked += any(policy.lengths(view(1, 2, 3)))
+        policy.observe(replace(outcome((1, 2, 3), (0, 0, 0), (0, 0, 0)), scored=500))
+    assert 20 <= asked <= 28
+
+
 def test_plain_rounds_are_timed_again_while_drafts_pay() -> None:
     """Rows with long texts, then rows with short ones: what a plain round took before is too much by then."""
     long, short = {1: {1: 0.040, 2: 0.046, 4: 0.052}}, {1: {1: 0.023, 2: 0.046, 4: 0.052}}

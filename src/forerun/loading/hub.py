@@ -39,5 +39,18 @@ def fetched_folder(name: str, config: Any, options: Mapping[str, Any]) -> Path |
     if (index := fetched_file(name, INDEX, options, commit)) is None:
         return None
     shards = sorted(set(parse_json(index.read_text(encoding="utf-8"))["weight_map"].values()))
-    found = [fetched_file(name, file, options, commit) for file in shards]
-    return None if None in found else index.parent
+    return index.parent if _fetch_all(name, shards, options, commit) else None
+
+
+def _fetch_all(name: str, files: list[str], options: Mapping[str, Any], revision: str | None) -> bool:
+    """Several at a time; whether all are there."""
+    from transformers.utils.hub import cached_files
+
+    found = cached_files(
+        name,
+        files,
+        local_files_only=options["local_files_only"],
+        revision=revision or options["revision"],
+        _raise_exceptions_for_missing_entries=False,
+    )
+    return len(found or ()) == len(files)

@@ -298,6 +298,9 @@ class LoadRequest:
         """Where the model's files lie, fetched from the Hub first where one process needs them; None: nobody knows."""
         if self.source.is_local or config is None:
             return None if config is None else Path(self.source.location)
+        # What others have quantised is theirs to read, and to refuse before anything is fetched.
+        if hasattr(config, "quantization_config") and (self.quantize or compressed.scheme_of(config) is None):
+            return None
         return fetched_folder(self.source.location, config, self.options) if processes == 1 else None
 
     def _rounded_folder(
@@ -307,11 +310,11 @@ class LoadRequest:
 
         A CPU has no such products, but the library that transformers reads them with may not be installed.
         """
-        scheme = None if folder is None or processes > 1 else compressed.scheme_of(config)
+        scheme = None if config is None or processes > 1 else compressed.scheme_of(config)
+        if scheme is not None and self.quantize is not None:
+            raise InvalidArgument(_twice(str(self.quantize), self.source.name, compressed.METHOD))
         if folder is None or scheme is None:
             return None
-        if self.quantize is not None:
-            raise InvalidArgument(_twice(str(self.quantize), self.source.name, compressed.METHOD))
         has_library = importlib.util.find_spec("compressed_tensors") is not None
         if self.device.type == "cpu" and has_library:
             return None

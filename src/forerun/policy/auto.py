@@ -36,8 +36,9 @@ READ_MARGIN = 2.0  # times what reading costs, that drafts must promise to save:
 FEW_TRIALS = 16.0  # tokens tried: until then, reading must promise twice as much and more
 HORIZON = 128  # tokens after which a text may have ended: within them drafts must pay for what was read for them
 # What a plain round takes is measured again after so many rounds with drafts, because texts grow and others come. Where
-# drafts decode so many times as fast, no measurement would change what is done.
+# drafts decode so many times as fast, what about as many rows have taken is near enough.
 STALE, SURE = 96, 2.0
+IN_VAIN = 32  # plain rounds of a number of rows that could not be timed, after which others' prices have to do
 PACE_MEMORY = 32.0
 ASK_MEMORY = 32.0
 UNSEEN = 255  # an evidence class nothing was seen of
@@ -87,6 +88,7 @@ class CostModel(Policy):
         self._drawn = UNSEEN  # the evidence class of drawn drafts, where a drafter also copies
         self._starts = CopyStarts()
         self._rest = Rest()
+        self._in_vain: dict[int, int] = {}  # by rows: rounds that were to be timed, and prompts came along
         self._pace = 1.0  # tokens that rows gain in the time of a plain round, over rounds with drafts
         self._rows = 1  # of the last round
 
@@ -157,9 +159,11 @@ class CostModel(Policy):
 
     def _has_to_time_plain(self, rows: int) -> bool:
         """Whether a round without drafts comes first, so that there is something to compare drafts with."""
-        if self._pace >= SURE:
-            return False
-        return self._score.since_plain(rows) >= STALE or not self._score.knows_plain_of(rows)
+        is_sure = self._pace >= SURE
+        if self._score.knows_plain_of(rows, SURE if is_sure else 1.0):
+            return not is_sure and self._score.since_plain(rows) >= STALE
+        self._in_vain[rows] = tries = self._in_vain.get(rows, 0) + 1
+        return tries <= IN_VAIN or not self._score.knows_plain()
 
     def _worth(self, view: BatchView) -> Worth:
         rows = len(view.rows)

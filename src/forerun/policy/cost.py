@@ -90,10 +90,12 @@ class ScoreCost:
     def knows_plain(self) -> bool:
         return any(0 in table and table[0].trusted for table in self._tables.values())
 
-    def knows_plain_of(self, rows: int) -> bool:
-        """Whether rounds of so many rows were timed themselves: what others promise of them may be wrong by half."""
-        plain = self._tables.get(_near(rows), {}).get(0)
-        return plain is not None and plain.trusted
+    def knows_plain_of(self, rows: int, within: float = 1.0) -> bool:
+        """Whether rounds of so many rows, or of a number `within` a factor of it, were timed themselves: what others
+        promise of them may be wrong by half."""
+        mine = _near(rows)
+        known = (other for other, table in self._tables.items() if 0 in table and table[0].trusted)
+        return any(max(mine / other, other / mine) <= within for other in known)
 
     def since_plain(self, rows: int) -> int:
         """Rounds with drafts since so many rows had one without that took as long as those before it."""
