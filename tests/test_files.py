@@ -24,6 +24,7 @@ from forerun.files import (
     parse_json,
     read_json,
     read_text,
+    replace_files,
     write_whole,
 )
 from forerun.loading.converted import is_sound, kept
@@ -160,6 +161,21 @@ def test_a_converted_model_without_room_leaves_nothing(tmp_path: Path) -> None:
     assert is_sound(tmp_path / "model")
     modes = {path.stat().st_mode for path in (tmp_path / "model").iterdir()}
     assert len(modes) == 1
+
+
+def test_files_are_not_made_beside_a_folder_that_may_be_mounted(tmp_path: Path) -> None:
+    """What is renamed from elsewhere onto another disk does not arrive."""
+    there, missing, places = tmp_path / "there", tmp_path / "missing", list[Path]()
+    there.mkdir()
+
+    def write(place: Path) -> None:
+        places.append(place.parent)
+        (place / "config.json").write_text("{}")
+
+    for folder in (there, missing):
+        replace_files(folder, write, "config.json")
+        assert [path.name for path in folder.iterdir()] == ["config.json"]
+    assert places == [there, tmp_path] and len(list(tmp_path.iterdir())) == 2
 
 
 def test_as_many_files_may_be_open_as_the_system_allows() -> None:

@@ -139,14 +139,15 @@ def fresh_folder(folder: Path) -> Iterator[Path]:
 def replace_files(
     folder: Path, write: Callable[[Path], Any], last: str, advice: str = "make room or choose another place"
 ) -> None:
-    """Let `write` make files beside `folder`, then move them into it; its other files stay.
+    """Let `write` make files aside, then move them into `folder`; its other files stay.
 
-    The file `last`, without which nobody reads the folder, leaves first and comes last: one that was interrupted half
-    way is refused, not mixed.
+    Aside is within a folder that is there already: it may be mounted, or its parent another's. The file `last`, without
+    which nobody reads the folder, leaves first and comes last: one that was interrupted half way is refused, not mixed.
     """
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as place:
+        within = folder if folder.is_dir() else folder.parent
+        with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=within) as place:
             beside = Path(place)
             write(beside)
             set_usual_modes(beside)
