@@ -12,16 +12,8 @@ from forerun.loading.tensor_files import ADAPTER, GENERATION, INDEX, WHOLE
 
 def fetched_file(name: str, file: str, options: Mapping[str, Any], revision: str | None = None) -> Path | None:
     """One file; None where the repository has none of that name, or it is not here and nothing may be fetched."""
-    from transformers.utils import cached_file
-
-    found = cached_file(
-        name,
-        file,
-        local_files_only=options["local_files_only"],
-        revision=revision or options["revision"],
-        _raise_exceptions_for_missing_entries=False,
-    )
-    return None if found is None else Path(found)
+    found = _fetched(name, [file], options, revision)
+    return Path(found[0]) if found else None
 
 
 def fetched_folder(name: str, config: Any, options: Mapping[str, Any]) -> Path | None:
@@ -39,11 +31,11 @@ def fetched_folder(name: str, config: Any, options: Mapping[str, Any]) -> Path |
     if (index := fetched_file(name, INDEX, options, commit)) is None:
         return None
     shards = sorted(set(parse_json(index.read_text(encoding="utf-8"))["weight_map"].values()))
-    return index.parent if _fetch_all(name, shards, options, commit) else None
+    return index.parent if len(_fetched(name, shards, options, commit)) == len(shards) else None
 
 
-def _fetch_all(name: str, files: list[str], options: Mapping[str, Any], revision: str | None) -> bool:
-    """Several at a time; whether all are there."""
+def _fetched(name: str, files: list[str], options: Mapping[str, Any], revision: str | None) -> list[str]:
+    """Where those of these files lie that are to be had, fetched several at a time."""
     from transformers.utils.hub import cached_files
 
     found = cached_files(
@@ -53,4 +45,4 @@ def _fetch_all(name: str, files: list[str], options: Mapping[str, Any], revision
         revision=revision or options["revision"],
         _raise_exceptions_for_missing_entries=False,
     )
-    return len(found or ()) == len(files)
+    return found or []
