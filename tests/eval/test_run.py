@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -166,6 +167,25 @@ def test_programs_that_were_stopped_are_noted(tmp_path: Path) -> None:
     assert finding is not None and finding.comparisons[0].plain.value == 1
     assert finding.comparisons[0].speculative.value == 0
     assert any("speculative: programs stopped by the sandbox: 1 out of time" in note for note in finding.notes)
+
+
+def test_no_more_programs_run_at_once_than_there_are_cores_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each has a wall clock of its own, which runs while it waits for a core."""
+    small_data(tmp_path)
+    made: list[int] = []
+
+    class Pool(ThreadPoolExecutor):
+        def __init__(self, max_workers: int) -> None:
+            made.append(max_workers)
+            super().__init__(max_workers)
+
+    monkeypatch.setattr("os.sched_getaffinity", lambda process: {3}, raising=False)
+    monkeypatch.setattr("os.cpu_count", lambda: 64)
+    monkeypatch.setattr("forerun.eval.run.ThreadPoolExecutor", Pool)
+    go(tmp_path, "humaneval", fake_ways(lambda way, index, copy: "    return 1\n"))
+    assert made == [1, 1]
 
 
 def test_spec_bench_is_told_by_category(tmp_path: Path) -> None:

@@ -37,6 +37,14 @@ def test_a_program_may_write_in_its_own_folder_which_is_gone_afterwards() -> Non
     assert set(Path(tempfile.gettempdir()).glob("forerun-*")) <= before
 
 
+def test_a_program_imports_what_any_other_may_wherever_forerun_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a wheel Forerun lies beside NumPy: what is hidden is the entry added for its sake, not the folder."""
+    plain = subprocess.check_output([sys.executable, "-I", "-c", "import sys; print(sys.path)"], text=True).strip()
+    assert run_program(f"import sys\nassert sys.path == {plain}, sys.path").message == ""
+    monkeypatch.setattr(run, "STARTER", "import sys; sys.path.append({source!r}); " + run.STARTER)
+    assert run_program(f"import sys\nassert sys.path == {plain} + [{run.SOURCE!r}], sys.path").message == ""
+
+
 @pytest.mark.parametrize(
     ("program", "message"),
     [

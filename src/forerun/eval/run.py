@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -16,6 +15,7 @@ from forerun.eval.tasks import Answer, Example
 from forerun.eval.windows import Window
 from forerun.measure.progress import Reporter, Silent
 from forerun.measure.turns import Turn, take_turns
+from forerun.processes import usable_cores
 
 WARM_UP = {"max_new_tokens": 8, "temperature": 0.0, "seed": 0}
 # (prompt, plain tokens, speculative tokens) -> identical, ties or different
@@ -93,7 +93,10 @@ def _read(step: Step, reader: Reader) -> Entry:
 
 
 def _scored(step: Step, call: Call, settings: EvalSettings) -> Entry:
-    """Programs are run side by side: most of their time is spent waiting for a process to start."""
+    """Programs are run side by side: most of their time is spent waiting for a process to start.
+
+    As many as there are cores for them: their clocks run while they wait for one.
+    """
     examples, asked = step.prepared.examples[step.part], step.prepared.asked[step.part]
 
     def score(pair: tuple[Example, Answer]) -> Answer:
@@ -103,7 +106,7 @@ def _scored(step: Step, call: Call, settings: EvalSettings) -> Entry:
 
     pairs = [(example, answer) for example, copies in zip(examples, call.prompts, strict=True) for answer in copies]
     if step.prepared.task.runs_code:
-        with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
+        with ThreadPoolExecutor(max_workers=usable_cores()) as pool:
             answers = list(pool.map(score, pairs))
     else:
         answers = [score(pair) for pair in pairs]

@@ -35,7 +35,6 @@ def main(folder: str, status: int, memory: int, seconds: float) -> None:
     nothing = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1, 2):
         os.dup2(nothing, stream)
-    sys.path[:] = [place for place in sys.path if place not in request["hidden"]]
     write, leave, kind, text = os.write, os._exit, type, bytes
     passing, failing = (f', "nonce": "{request["nonce"]}", "passed": {verdict}}}\n'.encode() for verdict in TRUTH)
     passed, ended, messages = _held_lock(), _held_lock(), list[bytes]()

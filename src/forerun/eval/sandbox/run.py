@@ -22,9 +22,10 @@ from forerun.errors import ForerunError
 from forerun.eval.sandbox.folder import DISK_BYTES, remove, usage
 
 SOURCE = str(Path(forerun.__file__).resolve().parents[1])
+# What is put on the path is taken off again, once: as a wheel Forerun lies where what programs may import lies, too.
 STARTER = (
     "import sys; sys.path.insert(0, {source!r}); from forerun.eval.sandbox.inside import main; "
-    "main({folder!r}, {status}, {memory}, {seconds})"
+    "sys.path.remove({source!r}); main({folder!r}, {status}, {memory}, {seconds})"
 )
 REPORT_BYTES = 16384
 TICK = 0.1
@@ -105,7 +106,7 @@ def _start(folder: str, program: str, nonce: str, status: int, limits: Limits) -
     )
     one = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
     with tempfile.TemporaryFile() as request:
-        content = {"program": program, "nonce": nonce, "hidden": [SOURCE]}
+        content = {"program": program, "nonce": nonce}
         request.write(json.dumps(content).encode())
         request.seek(0)
         return subprocess.Popen(
