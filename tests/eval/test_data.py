@@ -139,8 +139,11 @@ def test_examples_are_spread_over_the_file_and_long_prompts_left_out(tmp_path: P
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"limit": 0}, {"temperature": -1.0}, {"num_sequences": 2}, {"confidence": 1.0}, {"max_time": 0.0}, {"k": (2,)}],
-)
+    [
+        {"limit": 0}, {"temperature": -1.0}, {"num_sequences": 2}, {"confidence": 1.0}, {"max_time": 0.0}, {"k": (2,)},
+        {"top_p": 0.9}, {"top_k": 40},
+    ],
+)  # fmt: skip
 def test_settings_answer_back(wrong: dict[str, object]) -> None:
     with pytest.raises(InvalidArgument, match=next(iter(wrong))):
         EvalSettings(**wrong)  # type: ignore[arg-type]

@@ -63,6 +63,13 @@ class EvalSettings:
                 f"num_sequences={self.num_sequences} at temperature 0 would all be the same; give --temperature 0.8 "
                 "or another above 0"
             )
+        for name, off in (("top_p", 1), ("top_k", 0)):
+            value = getattr(self, name)
+            if self.temperature == 0 and value not in (None, off):
+                raise InvalidArgument(
+                    f"{name}={value} says nothing of greedy text, which temperature 0 asks for; give -t 1 or another "
+                    "temperature above 0, or leave it out"
+                )
         if any(not 1 <= k <= self.num_sequences for k in self.k):
             raise InvalidArgument(f"k={list(self.k)}: pass@k needs 1 <= k <= num_sequences={self.num_sequences}")
 
