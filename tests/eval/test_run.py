@@ -18,8 +18,9 @@ from forerun.eval.methods import PLAIN, SPECULATIVE
 from forerun.eval.prepare import Prepared, prepare
 from forerun.eval.run import answer_all
 from forerun.eval.settings import EvalSettings
-from forerun.eval.summary import AGREE, DIFFER, SAME, TaskResult, summarise
+from forerun.eval.summary import AGREE, DIFFER, SAME, TOO_FEW, TaskResult, summarise
 from forerun.eval.tasks import TASKS
+from forerun.eval.windows import Window
 
 JOURNAL = "a.answers.jsonl"
 
@@ -126,6 +127,33 @@ def test_equal_decoders_agree_and_a_worse_one_is_found_out(tmp_path: Path) -> No
     assert worse is not None and worse.verdict == DIFFER and worse.comparisons[0].difference.value < 0
 
 
+@pytest.mark.parametrize(("lost", "verdict"), [(4, AGREE), (5, TOO_FEW), (6, DIFFER)])
+def test_texts_that_differ_by_a_toss_of_coins_do_not_tell_decoders_apart(
+    tmp_path: Path, lost: int, verdict: str
+) -> None:
+    """Five of eighty all for the worse happen to equal decoders in 2 / 2^5 of the runs, six in 2 / 2^6."""
+    sums(tmp_path, 80)
+
+    def script(way: str, index: int, copy: int) -> str:
+        return right(way, -1 if way == SPECULATIVE and index < lost else index, copy)
+
+    finding = go(tmp_path, "gsm8k", fake_ways(script), EvalSettings(temperature=1.0, limit=None))
+    assert finding is not None and finding.verdict == verdict
+    assert finding.comparisons[0].p_value == 2 / 2**lost
+
+
+def test_perplexity_differs_where_rounding_does_not_explain_it_however_few_windows_are_read(tmp_path: Path) -> None:
+    """Nothing is drawn there, so that no toss of coins can be the cause."""
+    small_data(tmp_path)
+
+    def reader(window: Window, way: str) -> tuple[float, float]:
+        return window.num_scored * (1.0 + (way == SPECULATIVE)), 1.0
+
+    settings = EvalSettings(window=16, limit=3)
+    finding = go(tmp_path, "wikitext2", fake_ways(right), settings, reader=reader)
+    assert finding is not None and finding.examples == 3 and finding.verdict == DIFFER
+
+
 def test_a_single_wrong_word_in_greedy_text_is_seen(tmp_path: Path) -> None:
     sums(tmp_path, 4)
 
@@ -169,9 +197,7 @@ def test_programs_that_were_stopped_are_noted(tmp_path: Path) -> None:
     assert any("speculative: programs stopped by the sandbox: 1 out of time" in note for note in finding.notes)
 
 
-def test_no_more_programs_run_at_once_than_there_are_cores_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_more_programs_run_at_once_than_there_are_cores_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each has a wall clock of its own, which runs while it waits for a core."""
     small_data(tmp_path)
     made: list[int] = []

@@ -98,7 +98,7 @@ def _headline(results: Sequence[TaskResult]) -> list[str]:
     chance = 1 - results[0].confidence
     return [
         f"No difference beyond noise on {len(results)} task{'s' * (len(results) > 1)} "
-        f"(equal decoders would be told apart {chance:.0%} of the time, all tasks together)."
+        f"(equal decoders would be told apart at most {chance:.0%} of the time, all tasks together)."
     ]
 
 

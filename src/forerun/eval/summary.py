@@ -35,11 +35,16 @@ class Comparison:
     difference: Estimate  # speculative less plain, example by example
     p_value: float | None
     tolerance: float = 0.0  # a difference that rounding alone explains
+    level: float | None = None  # the p-value has to be below it for decoders to differ; None where nothing is drawn
 
     @property
     def verdict(self) -> str:
+        """Decoders differ where the exact test says so, too: the interval knows too little of a handful of texts."""
         reaches = self.difference.holds(0.0, self.tolerance)
-        return TOO_FEW if reaches is None else AGREE if reaches else DIFFER
+        if reaches:
+            return AGREE
+        unsure = self.level is not None and (self.p_value is None or self.p_value >= self.level)
+        return TOO_FEW if reaches is None or unsure else DIFFER
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +171,7 @@ def _comparison(
     """`values` of plain and of speculative decoding, example by example."""
     paired = compare(*values, confidence=settings.confidence, difference_confidence=wider, **shape)
     figures = (paired.plain, paired.speculative, paired.difference, paired.p_value)
-    return Comparison(metric.name, metric.title, metric.is_share, *figures)
+    return Comparison(metric.name, metric.title, metric.is_share, *figures, level=1 - wider)
 
 
 def _value(task: Task, metric: Metric, row: Answered) -> float:
@@ -191,7 +196,7 @@ def _perplexity(
     values = [[entry.nll / entry.tokens for entry in entries[way]] for way in METHODS]
     weights = [float(entry.tokens) for entry in entries[PLAIN]]
     comparison = _comparison(metric, values, settings, wider, weights=weights, exponential=True)
-    return replace(comparison, tolerance=tolerance(comparison.plain.value))
+    return replace(comparison, tolerance=tolerance(comparison.plain.value), level=None)
 
 
 def _speed(entries: Sequence[Entry]) -> Speed:
