@@ -96,7 +96,9 @@ def read_call(
         keywords, unexplained = _keywords(config, limits, ids.shape[1]), split.unexplained
     else:  # one of the caller's has taken the place of transformers' own: all of them are applied as they stand
         keywords, unexplained = _keywords(config, limits, ids.shape[1], leave_out=PROCESSORS), split.before
-    mask = model_kwargs.get("decoder_attention_mask" if "encoder_outputs" in model_kwargs else "attention_mask")
+    side = "decoder_" if "encoder_outputs" in model_kwargs else ""
+    mask, positions = model_kwargs.get(f"{side}attention_mask"), model_kwargs.get(f"{side}position_ids")
+    refuse_other_positions(ids, mask, positions, f"{side}position_ids")
     return SurroundingCall(keywords, unexplained, ids, mask)
 
 
@@ -108,11 +110,30 @@ def _keeps(config: GenerationConfig, limits: Mapping[str, Any]) -> bool:
 
 
 def refuse_unknown_state(model_kwargs: Mapping[str, Any]) -> None:
-    """Of what transformers hands to its loop, whatever is neither read here nor unneeded."""
+    """Of what transformers hands to its loop, whatever is neither read here nor unneeded.
+
+    The cache that it makes itself is empty. One that holds a text is the caller's, and the prompt then may lack it.
+    """
+    cache = model_kwargs.get("past_key_values")
+    if cache is not None and (held := int(cache.get_seq_length())):
+        raise InvalidArgument(
+            f"past_key_values with {held} tokens cannot be honoured: Forerun keeps its own ragged cache; give the "
+            "whole text as input_ids (keep_rows=n at the decoder keeps the keys of earlier texts)"
+        )
     known = LOOP_STATE | (DECODER_STATE if "encoder_outputs" in model_kwargs else frozenset())
     unknown = [name for name, value in model_kwargs.items() if name not in known and value is not None]
     if unknown:
         raise InvalidArgument(f"{', '.join(unknown)} cannot be honoured by speculative decoding here; leave it out")
+
+
+def refuse_other_positions(ids: Tensor, mask: Tensor | None, positions: Tensor | None, name: str) -> None:
+    """transformers counts what the mask [B, n] shows; tokens are put nowhere else here. Those of pads mean nothing."""
+    if positions is None:
+        return
+    seen = torch.ones_like(ids) if mask is None else mask.to(ids.device).long()
+    counted = seen.cumsum(-1) - 1
+    if positions.shape[-1] != ids.shape[1] or ((positions.to(ids.device) != counted) & (seen != 0)).any():
+        raise InvalidArgument(f"{name} other than the mask's own cannot be honoured: leave it out, tokens are counted")
 
 
 def _keywords(

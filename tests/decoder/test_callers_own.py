@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 from transformers import (
+    DynamicCache,
     EosTokenCriteria,
     ForcedEOSTokenLogitsProcessor,
     LogitsProcessor,
@@ -254,3 +255,27 @@ def test_an_assistant_is_refused_not_ignored() -> None:
     model = tiny_model("llama")
     with pytest.raises(InvalidArgument, match="assistant_model"):
         model.generate(**padded_inputs(PROMPTS[:1]), assistant_model=draft_of(model), custom_generate=inside())
+
+
+def test_a_filled_cache_is_refused_not_dropped() -> None:
+    """transformers takes new ids alone beside it, and a mask of ones over everything, which does not arrive here."""
+    model, before, new = tiny_model("llama"), torch.tensor([PROMPTS[1]]), torch.tensor([PROMPTS[0]])
+    asked: dict[str, Any] = {"do_sample": False, "max_new_tokens": 4, "pad_token_id": 0, "custom_generate": inside()}
+    cache = DynamicCache(config=model.config)
+    empty = model.generate(new, past_key_values=cache, **asked)
+    assert empty[0, new.shape[1] :].tolist() == plain_greedy(model, PROMPTS[0], 4)
+    with torch.no_grad():
+        model(before, past_key_values=cache)
+    whole = torch.ones(1, before.shape[1] + new.shape[1], dtype=torch.long)
+    with pytest.raises(InvalidArgument, match=f"past_key_values with {before.shape[1]} tokens"):
+        model.generate(new, attention_mask=whole, past_key_values=cache, **asked)
+
+
+def test_other_positions_are_refused_not_dropped() -> None:
+    inputs = padded_inputs(PROMPTS)
+    counted = inputs["attention_mask"].cumsum(-1) - 1  # -1 at pads, of which nobody asks
+    plain, got = both(inputs | {"position_ids": counted.clamp(min=0)})
+    assert got == plain
+    for positions in (counted.clamp(min=0) * 3, counted.clamp(min=0) + 1):
+        with pytest.raises(InvalidArgument, match="position_ids other than"):
+            both(inputs | {"position_ids": positions})
