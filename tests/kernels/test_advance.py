@@ -87,11 +87,12 @@ def test_lay_out(rows: int, count: int, number: int) -> None:
     assert theirs.positions.min() == 0 and theirs.addresses[0, 0] == (given[0][0] + 1) * 64 - 1, "its own last place"
 
 
+@pytest.mark.parametrize("before", [-1, -16, -39])  # a short row whose long draft reads blocks' worth of places back
 @pytest.mark.parametrize(("rows", "count", "number"), [(1, 1, 1), (3, 2, 1), (8, 1, 4), (3, 9, 2)])
-def test_lay_out_in_blocks(rows: int, count: int, number: int) -> None:
+def test_lay_out_in_blocks(rows: int, count: int, number: int, before: int) -> None:
     """What lies before a row, past its blocks or past the table goes to block 0."""
     past, size, width = numbers(rows, 60, 2) - 1, 16, 4
-    past[0], past[-1] = (-1, 62) if rows > 1 else (-1, -1)
+    past[0], past[-1] = (before, 62) if rows > 1 else (before, before)
     table = torch.randint(1, 99, (20, width), generator=torch.Generator().manual_seed(3), dtype=torch.int32)
     table[:, -1] = 0
     slots, table = numbers(rows, 20, 1), table.to(DEVICE)

@@ -132,7 +132,8 @@ def _layout_kernel(
     if PAGED:
         is_row = there & (place >= 0) & (place < width * capacity)
         block = tl.load(table_ptr + slot * width + place // capacity, mask=is_row, other=0).to(tl.int64)
-        address = block * capacity + (place + capacity) % capacity  # the place before a row's first is -1
+        inner = place % capacity  # of the sign that `place` has: a long draft of a short row begins far before it
+        address = block * capacity + tl.where(inner < 0, inner + capacity, inner)
     else:
         address = slot * capacity + tl.where(place < 0, capacity - 1, place)
     tl.store(addresses_ptr + out, address, mask=there)
