@@ -15,8 +15,14 @@ pytest.importorskip("triton")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "arguments"),
-    [("compile_for_hopper", ["few"]), ("compile_for_hopper", []), ("compile_verification", [])],
-    ids=["few", "all", "verification"],
+    [
+        ("compile_layers", ["few"]),
+        ("compile_layers", []),
+        ("compile_layers", ["80"]),
+        ("compile_layers", ["89"]),
+        ("compile_verification", []),
+    ],
+    ids=["few", "all", "ampere", "ada", "verification"],
 )
 def test_kernels_compile_without_a_gpu(name: str, arguments: list[str], tmp_path: Path) -> None:
     environment = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}

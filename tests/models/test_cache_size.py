@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 from itertools import chain
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
 
 from forerun.config import Kernels
+from forerun.errors import InvalidArgument
+from forerun.math.scaled import FP8
+from forerun.models import cache_size
 from forerun.models.cache_size import bytes_per_token
 from forerun.models.scorer import Scorer
 from support.described import NAMES, described_model
@@ -22,3 +28,18 @@ def test_a_token_takes_what_the_configuration_tells(family: str) -> None:
     pools = list(chain.from_iterable((layer.keys, layer.values) for layer in scorer.cache.layers.values()))
     assert pools
     assert bytes_per_token(model) == sum(pool.shape[-2:].numel() * pool.element_size() for pool in pools)
+
+
+def test_keys_of_8_bit_floats_need_a_gpu_that_converts_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cache_size.ops, "why_not_triton", lambda *_: None)
+    monkeypatch.setattr(cache_size, "keeps_latents", lambda _: False)
+    monkeypatch.setattr(cache_size, "PagedCache", lambda tokens, *_, scheme, **__: (tokens, scheme))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "an A100")
+    model: Any = SimpleNamespace(device=torch.device("cuda", 0))
+
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
+    with pytest.raises(InvalidArgument, match=r"cache_dtype='fp8' needs compute capability 8.9, an A100.*use 'int8'"):
+        cache_size.new_cache(model, 64, Kernels.AUTO, None, scheme=FP8)
+
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 9))
+    assert cache_size.new_cache(model, 64, Kernels.AUTO, None, scheme=FP8) == (64, FP8)  # type: ignore[comparison-overlap]

@@ -23,6 +23,7 @@ from forerun.errors import InvalidArgument
 from forerun.math.scaled import FP8, INT8, Scheme
 
 CACHE_SCHEMES = {"int8": INT8, "fp8": FP8}
+FP8_FROM = (8, 9)  # compute capability: Triton converts no 8-bit floats before
 SHARE = 0.4  # of the memory that is free when the first row comes
 MOST_TOKENS = 131072  # more is for those who say so: a small model would otherwise hold gigabytes that nobody uses
 
@@ -49,6 +50,9 @@ def new_cache(
         if scheme is not None:
             raise InvalidArgument(f"cache_dtype={scheme.name!r} needs Triton kernels on a GPU: {reason}; leave it out")
         return RaggedCache(tokens)
+    if scheme is FP8 and torch.cuda.get_device_capability(model.device) < FP8_FROM:
+        name = torch.cuda.get_device_name(model.device)
+        raise InvalidArgument(f"cache_dtype='fp8' needs compute capability 8.9, {name} has less; use 'int8'")
     if scheme is not None and keeps_latents(model):
         raise InvalidArgument(
             f"cache_dtype={scheme.name!r}: {type(model).__name__} keeps latents, which no kernel reads rounded; "

@@ -4,7 +4,8 @@ Converting bytes to floats is slow where a compiler does it number by number (16
 128 multiplications), so bits are put in the places of a float instead: below a bfloat16's exponent, whose value is then
 subtracted, or in the last bits of a float32, which count as they are. Tiles for tensor cores come in pairs of bytes:
 shared memory has no way to turn tiles of single ones. `FAST` is off where Triton's interpreter runs the kernels: it
-knows no assembly.
+knows no assembly. Differences and products of pairs of bfloat16 are instructions from compute capability 9.0 on; before
+that the compiler converts.
 """
 
 import triton
@@ -72,7 +73,7 @@ def lifted_nibbles(raw, FAST: tl.constexpr):
 @triton.jit
 def nibbles(raw, KIND: tl.constexpr, FAST: tl.constexpr):
     """uint8 -> the numbers in its low and high bits, less 8, as KIND."""
-    if tl.bfloat16 == KIND and FAST:
+    if FAST and tl.target_info.cuda_capability_geq(9) and tl.bfloat16 == KIND:
         low = tl.inline_asm_elementwise(
             """
             {
@@ -115,7 +116,7 @@ def nibbles(raw, KIND: tl.constexpr, FAST: tl.constexpr):
 @triton.jit
 def pairs(raw, KIND: tl.constexpr, FLOATS: tl.constexpr, FAST: tl.constexpr):
     """int16 -> the numbers in its low and high byte as KIND, exactly: int8, or e4m3 where FLOATS."""
-    if FAST and tl.bfloat16 == KIND and FLOATS:
+    if FAST and tl.target_info.cuda_capability_geq(9) and tl.bfloat16 == KIND and FLOATS:
         # Sign, exponent and mantissa at their places in a bfloat16 are the number times 2**-120.
         low, high = tl.inline_asm_elementwise(
             """
@@ -135,7 +136,7 @@ def pairs(raw, KIND: tl.constexpr, FLOATS: tl.constexpr, FAST: tl.constexpr):
             """,
             "=r,=r,r", [raw], dtype=(tl.bfloat16, tl.bfloat16), is_pure=True, pack=2,
         )  # fmt: skip
-    elif FAST and tl.bfloat16 == KIND:
+    elif FAST and tl.target_info.cuda_capability_geq(9) and tl.bfloat16 == KIND:
         # 128 + the lower seven bits, less 128 or, where the sign is set, 256.
         low, high = tl.inline_asm_elementwise(
             """

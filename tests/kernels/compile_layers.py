@@ -1,14 +1,19 @@
-"""Compile every kernel for compute capability 9.0, which needs no GPU. A program of its own: nothing is interpreted."""
+"""Compile every kernel for compute capability 9.0, which needs no GPU. A program of its own: nothing is interpreted.
+
+Named another capability, 80 or 89, it compiles what reads rounded weights and keys: an older GPU may lack assembly.
+"""
 
 from __future__ import annotations
 
 import sys
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
+from triton.runtime import driver
 
 from forerun.kernels import advance, random
 from forerun.kernels.attention import cache_write, latent
@@ -17,7 +22,8 @@ from forerun.kernels.linear import device as linear_device
 from forerun.kernels.linear import experts, many_rows, norms, project, rounding, routing, widen
 from forerun.math.skinny import Activation
 
-MOST_SHARED = 227 << 10  # bytes of one multiprocessor that one program may have
+MOST_SHARED = {80: 163 << 10, 89: 99 << 10, 90: 227 << 10}  # bytes of one multiprocessor that one program may have
+HOPPER, WITH_FP8 = 90, 89  # from here on kernels begin early; Triton converts 8-bit floats
 INTEGERS = ("slots_ptr", "table_ptr", "lengths_ptr", "starts_ptr")
 FLOATS = ("factor", "softcap", "epsilon", "offset", "first_epsilon", "first_offset", "multiplier")
 
@@ -25,12 +31,21 @@ FLOATS = ("factor", "softcap", "epsilon", "offset", "first_epsilon", "first_offs
 def compiled(
     kernel: Any, constants: dict[str, Any], kinds: dict[str, Any], aligned: tuple[str, ...] = (), **options: Any
 ) -> Any:
-    names = kernel.arg_names
+    names, target = kernel.arg_names, driver.active.get_current_target()
+    if target.arch < HOPPER:
+        constants = {name: _not_early(name, value) for name, value in constants.items()}
     signature = {name: _kind(name, constants, kinds) for name in names}
     places = {(names.index(name),): value for name, value in constants.items()}
     by_sixteen = {(names.index(name),): [["tt.divisibility", 16]] for name in aligned}
     source = ASTSource(fn=kernel, signature=signature, constexprs=places, attrs=by_sixteen)
-    return triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+    return triton.compile(source, target=target, options=options)
+
+
+def _not_early(name: str, value: Any) -> Any:
+    """Only a Hopper has the instruction that a kernel waits with."""
+    if name == "CASE":
+        return value._replace(EARLY=False)
+    return value if name != "EARLY" else False
 
 
 def _kind(name: str, constants: dict[str, Any], kinds: dict[str, Any]) -> Any:
@@ -165,10 +180,10 @@ PAIRS = {"SIZE": 64, "VALUE_SIZE": 64, "BLOCK_SIZE": 64, "BLOCK_VALUE_SIZE": 64}
 ROUNDED_KEYS = {"LARGEST": 127.0, "CAPACITY": 128, "FAST": True, "EARLY": True}
 
 
-def rounded_keys() -> list[Any]:
+def rounded_keys(*kinds: str) -> list[Any]:
     """Attention over keys of eight bits, and what writes them."""
     made = []
-    for kind in ("*i8", "*fp8e4nv"):
+    for kind in kinds:
         flags = {"IS_PART": True, "EARLY": True, "CAPACITY": 128, "FLOATS": kind == "*fp8e4nv", **PAIRS}
         made.append(attend(4, 32, 128, "*i16", BALANCED=True, **flags))
         made.append(attend(1, 16, 128, "*i16", WINDOWED=True, **flags))
@@ -264,11 +279,23 @@ def few() -> list[Any]:
     ]  # fmt: skip
 
 
+def for_older(capability: int) -> list[Any]:
+    """Weights and keys that are rounded, in the forms that the host lets through."""
+    made = [
+        product(linear_device.GATED if rows == 64 else linear_device.PLAIN, rows, form=form, stored=stored)
+        for form, stored in STORED if stored != "*fp8e4nv"  # refused while a model is loaded
+        for rows in (1, 16, 64)
+    ]  # fmt: skip
+    for kind in ("*i8", "*fp8e4nv") if capability >= WITH_FP8 else ("*i8",):
+        made += rounded_keys(kind)
+    return made
+
+
 def everything() -> list[Any]:
     return [
         *small_steps(),
         *narrow_products(),
-        *rounded_keys(),
+        *rounded_keys("*i8", "*fp8e4nv"),
         *(product(end, rows) for end in project.ENDS for rows in (1, 16)),
         product(linear_device.PLAIN, 16, 32000),
         product(linear_device.GATED, 64),
@@ -299,8 +326,12 @@ def everything() -> list[Any]:
 
 
 def main() -> None:
-    made = few() if sys.argv[1:] == ["few"] else everything()
-    assert all(kernel.metadata.shared <= MOST_SHARED for kernel in made)
+    asked = sys.argv[1] if sys.argv[1:] else ""
+    capability = int(asked) if asked.isdigit() else HOPPER
+    target = GPUTarget("cuda", capability, 32)
+    driver.set_active(SimpleNamespace(get_current_target=lambda: target))  # whom kernels ask what they may use
+    made = few() if asked == "few" else everything() if capability == HOPPER else for_older(capability)
+    assert all(kernel.metadata.shared <= MOST_SHARED[capability] for kernel in made)
 
 
 if __name__ == "__main__":
