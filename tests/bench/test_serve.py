@@ -5,21 +5,26 @@ from __future__ import annotations
 import gc
 import math
 import random
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
 
+from forerun.bench.prompts import find_questions
 from forerun.bench.serve.bodies import Bodies
 from forerun.bench.serve.counters import parse
 from forerun.bench.serve.load import Level, Load
 from forerun.bench.serve.results import goodput, percentile
-from forerun.bench.serve.run import public_command
+from forerun.bench.serve.run import ServeBench, public_command
 from forerun.bench.serve.samples import Sample
 from forerun.bench.settings import ServeSettings
 from forerun.cli.main import cli
+from forerun.client import ApiClient
 from forerun.errors import InvalidArgument
+from forerun.measure.progress import Silent
+from forerun.measure.provenance import provenance
 from forerun.measure.record import Record, load
 from support.api_server import Call, Reply, api_server, stream, text_event, whole
 
@@ -222,8 +227,48 @@ def test_settings_that_ask_for_nothing_sensible(settings: Any, message: str) -> 
         ServeSettings(**settings)
 
 
+@pytest.mark.parametrize("name", ("content", "reasoning_content", "reasoning"))
+def test_thinking_is_text_whatever_the_server_calls_it(tmp_path: Path, name: str) -> None:
+    """A short answer may be nothing else, and the first token is one of it."""
+
+    def reply(call: Call) -> Reply:
+        if call.body is None:
+            return Served()(call)
+        return stream({"choices": [{"delta": {name: "so"}}]}, text_event("a"), pauses=(0.0, 0.01))
+
+    _, record = measured(reply, tmp_path, "--concurrency", "1")
+    assert [row["error"] for row in record.rows] == [None] * 4
+    assert all(row["ttft"] < row["e2e"] for row in record.rows)
+
+
+def test_a_completion_costs_the_same_however_many_came_before() -> None:
+    """What counts them runs in the event loop that tells the time."""
+    lines: list[str] = []
+
+    class Unread(list[Sample]):
+        def __iter__(self) -> Iterator[Sample]:
+            raise AssertionError("all samples are looked at while others are timed")
+
+    class Watching(Silent):
+        def start(self, what: str, total: float | None = None) -> None:
+            lines.append(what)
+
+    settings = ServeSettings(requests=4)
+    with api_server(Served()) as server:
+        bench = ServeBench(settings, ApiClient(server.url), find_questions(None), provenance("cpu", []), Watching())
+        bench.measure(Level(Load(concurrency=2), None, Unread()))
+    assert lines == [f"2 at a time: {done} of at most 4 requests" for done in range(1, 5)]
+
+
 def test_no_key_and_no_host_in_a_record() -> None:
     command = ["forerun", "bench", "serve", "--api-key", "sesame", "--api-key=sesame", "http://host.example:8000"]
     shown = public_command([*command, "http://127.0.0.1:8000"])
     assert "sesame" not in " ".join(shown) and "host.example" not in " ".join(shown)
     assert shown[-1] == "http://127.0.0.1:8000"
+
+
+@pytest.mark.parametrize("address", ("host.example:8000", "http://host.example:8000", "10.0.0.1:80"))
+def test_a_record_says_which_goodput_was_asked_for(address: str) -> None:
+    """A limit reads like a host and a port, and so may a name that others give their models."""
+    command = ["forerun", "bench", "serve", "--goodput", "ttft:500", "-m", "model:7", address]
+    assert public_command(command, address) == [*command[:-1], "a server elsewhere"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
 import sys
 from collections.abc import Iterator, Sequence
@@ -50,7 +51,8 @@ def run(
     allow_many_open_files()
     questions = find_questions(data)
     is_url = bool(target) and is_address(target[0])
-    origin = provenance("cpu", public_command(["forerun", *sys.argv[1:]]))
+    command = public_command(["forerun", *sys.argv[1:]], target[0] if is_url else None)
+    origin = provenance("cpu", command)
     if not is_url:
         reporter.start("starting forerun serve")
     with nullcontext(target[0]) if is_url else served(target, partial(_say_starting, reporter)) as url:
@@ -114,11 +116,11 @@ class ServeBench:
     async def _measure(self, level: Level) -> None:
         settings = self.settings
         before = await read_counters(self.client)
+        done = itertools.count(1)
 
         async def send_one(number: int, sample: Sample) -> None:
             await send(self.client, settings.endpoint, self.bodies.body(number, level.speculation), sample)
-            done = sum(each.e2e is not None or each.error is not None for each in level.samples)
-            self.reporter.start(f"{level.name}: {done} of at most {settings.requests} requests")
+            self.reporter.start(f"{level.name}: {next(done)} of at most {settings.requests} requests")
 
         try:
             rng = random.Random(settings.seed)
@@ -152,8 +154,11 @@ def _say_starting(reporter: Reporter, line: str) -> None:
     reporter.start(f"starting forerun serve: {line}")
 
 
-def public_command(command: Sequence[str]) -> list[str]:
-    """Without the key, and without the names of others' machines."""
+def public_command(command: Sequence[str], address: str | None = None) -> list[str]:
+    """Without the key, and without the names of others' machines: that of the server, at `address`, and every URL.
+
+    Other words with a colon and a number are what was asked for, such as `--goodput ttft:500`.
+    """
     shown: list[str] = []
     for word in command:
         if shown and shown[-1] == "--api-key":
@@ -161,7 +166,7 @@ def public_command(command: Sequence[str]) -> list[str]:
         elif word.startswith("--api-key="):
             shown.append("--api-key=KEY")
         else:
-            shown.append(_shown_address(word) if is_address(word) else word)
+            shown.append(_shown_address(word) if word == address or "://" in word else word)
     return shown
 
 

@@ -11,6 +11,8 @@ from typing import Any
 from forerun.client import ApiClient
 from forerun.errors import ServerError
 
+TEXTS = ("content", "reasoning_content", "reasoning", "tool_calls")
+"""Where a chunk of a chat has what the model said; servers differ in what they call its thinking."""
 PATHS = {"chat": "/v1/chat/completions", "completions": "/v1/completions"}
 BUSY = (429, 503)
 
@@ -92,7 +94,7 @@ async def send(client: ApiClient, endpoint: str, body: Mapping[str, Any], sample
 def _has_text(event: Mapping[str, Any]) -> bool:
     for choice in event.get("choices") or ():
         delta = choice.get("delta") or {}
-        if choice.get("text") or delta.get("content") or delta.get("reasoning_content") or delta.get("tool_calls"):
+        if choice.get("text") or any(delta.get(name) for name in TEXTS):
             return True
     return False
 
