@@ -12,7 +12,10 @@ from click.testing import CliRunner
 
 from cli.command import Command
 from forerun.cli.main import cli
+from forerun.cli.plan import _drafters
+from forerun.drafters import NgramTable
 from forerun.plan import rounds
+from support.tiny import tiny_model
 
 PAIR = "synthetic:tiny+mini@0.87"
 QUICK = ("--max-length", "3", "--max-new-tokens", "12", "--repeats", "2", "--prompts", "2", "--prompt-tokens", "16")
@@ -202,3 +205,16 @@ def test_prompts_of_a_file_are_bounded_where_that_is_asked(plan: Command, target
     assert counts == [4, 1]
     none = plan(target, "-f", str(path), *quick, "--prompt-tokens", "8")
     assert none.exit_code == 2 and "at most 8 tokens" in none.output
+
+
+def test_drafters_of_two_folders_are_both_measured(tmp_path: Path) -> None:
+    """Records do not say where files lay, so that two of one name are told apart by their places."""
+    names = [f"ngram:{tmp_path / folder / 'table.safetensors'}" for folder in "abc"]
+    for token, name in enumerate(names):
+        path = Path(name.removeprefix("ngram:"))
+        path.parent.mkdir()
+        counted = [[token, token + 1] * 4]
+        NgramTable.count(counted, 2, vocab_size=97, min_count=1, max_continuations=8, tokenizer=None).save(path)
+    found = _drafters([*names, "lookup"], tiny_model("llama"), {}, chosen=True)
+    short = "ngram:table.safetensors"
+    assert list(found) == [short, f"{short} (2)", f"{short} (3)", "lookup"]

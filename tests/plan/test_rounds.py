@@ -7,8 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from transformers import GPT2Config, GPT2LMHeadModel
 
-from forerun.drafters import DraftModel, PromptLookup
+from forerun.drafters import DraftModel, PromptLookup, SelfDraft
 from forerun.engine.device.choose import runner_of
 from forerun.errors import InvalidArgument
 from forerun.plan.acceptance import measure_acceptance
@@ -101,6 +102,29 @@ def test_operations_count_products() -> None:
     model = DraftModel(draft_of(target))
     assert operations_ratio(model, target) == 1.0
     assert operations_ratio(PromptLookup(), target) == 0.0
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_a_copy_of_the_target_multiplies_as_often_as_the_target(bits: int) -> None:
+    assert EngineRunner("self", tiny_model("llama"), SelfDraft(bits)).operations_ratio == 1.0
+
+
+def test_operations_of_layers_that_are_no_linear_ones() -> None:
+    """GPT-2's are Conv1D: 12 h^2 a layer; its head is its embedding's, and positions are looked up."""
+    little, large = (GPT2LMHeadModel(GPT2Config(vocab_size=97, n_embd=32, n_layer=n, n_head=4)).eval() for n in (1, 3))
+    layer, head = 12 * 32**2, 97 * 32
+    found = EngineRunner("draft", large, DraftModel(little)).operations_ratio
+    assert found == pytest.approx((layer + head) / (3 * layer + head), rel=1e-12)
+
+
+def test_operations_of_experts_are_those_of_the_chosen_ones() -> None:
+    """Two of them work on a token, however many there are: a larger number only makes the router wider."""
+    few, many = (tiny_model("qwen2_moe", num_experts=experts) for experts in (4, 8))
+    attention, shared, chosen = 32 * (32 + 16 + 16 + 32), 3 * 32 * 16 + 32, 2 * 3 * 32 * 16
+    head = 97 * 32
+    four, eight = (2 * (attention + shared + chosen + experts * 32) + head for experts in (4, 8))
+    found = EngineRunner("draft", many, DraftModel(few)).operations_ratio
+    assert found == pytest.approx(four / eight, rel=1e-12)
 
 
 class TestCurve:

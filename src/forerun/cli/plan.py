@@ -231,7 +231,10 @@ def _synthetic(target: str, wanted: list[str], where: dict[str, Any]) -> Loaded:
 
 
 def _drafters(wanted: list[str], model: Any, where: dict[str, Any], chosen: bool) -> dict[str, Drafter]:
-    """By name. Where nobody chose, 'auto' is left out if it is nothing but lookup."""
+    """By name, numbered where only folders tell two apart. Where nobody chose, 'auto' is left out if it is nothing
+    but lookup."""
+    from itertools import chain, count
+
     from forerun.drafters import PromptLookup, named_drafter
     from forerun.measure.provenance import without_folders
 
@@ -240,7 +243,9 @@ def _drafters(wanted: list[str], model: Any, where: dict[str, Any], chosen: bool
         drafter = named_drafter(name, model, option="--draft", **where)
         assert drafter is not None
         if chosen or name != "auto" or not isinstance(drafter, PromptLookup):
-            drafters[without_folders(name)] = drafter
+            short = without_folders(name)
+            numbered = (f"{short} ({number})" for number in count(2))
+            drafters[next(each for each in chain([short], numbered) if each not in drafters)] = drafter
     return drafters
 
 

@@ -9,17 +9,20 @@ from typing import Any, Protocol
 from torch import nn
 
 from forerun.config import Kernels, SamplingParams
-from forerun.drafters import Chain, DraftModel, EarlyExit, FeatureHead, ParallelHeads
+from forerun.drafters import Chain, DraftModel, FeatureHead, ParallelHeads
 from forerun.drafters.base import Drafter
+from forerun.drafters.within_target import WithinTarget
 from forerun.engine import Engine
 from forerun.engine.request import Request
 from forerun.errors import ForerunError
+from forerun.loading.routers import COUNTS
 from forerun.measure.timing import synchronize
 from forerun.models.scorer import Scorer
 from forerun.policy.base import Policy
 from forerun.types import BatchView, RoundOutcome
 
 Prompt = tuple[int, ...]
+EXPERTS = 3  # dimensions of a tensor that holds a matrix of each expert
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,16 +194,38 @@ def _requests(batch: PromptBatch) -> list[Request]:
     ]
 
 
-def _products(module: nn.Module) -> int:
-    """Multiplications per token in linear layers; attention's own, which grow with the context, are left out."""
-    return sum(layer.weight.numel() for layer in module.modules() if isinstance(layer, nn.Linear))
+def _products(module: nn.Module) -> float:
+    """Multiplications per token by weights; attention's own, which grow with the context, are left out.
+
+    Every matrix counts, whatever its layer is called, but for tables of embeddings, which are looked up; where a head
+    shares such a table, it counts as the head's.
+    """
+    share = _share_of_experts(module)
+    return sum(
+        weight.numel() * (share if weight.ndim == EXPERTS else 1.0)
+        for layer in module.modules()
+        if not isinstance(layer, nn.Embedding)
+        for weight in layer.parameters(recurse=False)
+        if weight.ndim > 1
+    )
 
 
-def _products_of(drafter: Drafter | None, target: Any) -> int:
+def _share_of_experts(module: nn.Module) -> float:
+    """Of the experts that lie in one tensor: those that a token is sent to. 1 for a model without experts."""
+    config: Any = getattr(module, "config", None)
+    if config is None:
+        return 1.0
+    config = config.get_text_config(decoder=True)
+    held = [number for name in COUNTS if (number := getattr(config, name, None))]
+    used = getattr(config, "num_experts_per_tok", None)
+    return used / held[0] if held and used else 1.0
+
+
+def _products_of(drafter: Drafter | None, target: Any) -> float:
     """Of a bound drafter."""
     if isinstance(drafter, Chain):  # in a draft that is drawn only the dearest of them takes part, most of the time
         return max(_products_of(part, target) for part in drafter.parts)
-    if isinstance(drafter, DraftModel | EarlyExit):
+    if isinstance(drafter, DraftModel | WithinTarget):
         assert drafter.scorer is not None
         return _products(drafter.scorer.model)
     if isinstance(drafter, FeatureHead | ParallelHeads):
