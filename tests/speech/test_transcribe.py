@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import zlib
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from torch import Tensor
 
 import forerun
 from forerun.errors import InvalidArgument, UnsupportedModel
@@ -17,7 +19,7 @@ from forerun.speech import Clip, Failure, SpeechSettings, Transcriber, Transcrip
 from support.data import data_folder, needs
 from support.sound import babble
 from support.tiny import draft_of, tiny_model
-from support.whisper import Processor, tiny_whisper
+from support.whisper import END, Processor, tiny_whisper
 
 GREEDY = SpeechSettings(temperature=(0.0,))
 
@@ -46,6 +48,41 @@ def test_sampled_second_tries_do_not_depend_on_the_neighbours_either() -> None:
     assert batch[1] == transcriber(model, settings).batch(together[1:])[0]
     other = SpeechSettings(temperature=(0.0, 0.8), compression_ratio_threshold=0.1, seed=4)
     assert batch[1] != transcriber(model, other).batch(together[1:])[0]
+
+
+def judged_by_words(
+    model: Any, text: Tensor, outputs: Any, place: int, processors: Any, config: Any, vocab: int, temperature: float
+) -> tuple[bool, bool]:
+    """Whether a window is tried again and whether it is left out: each for a third of all texts."""
+    number = zlib.crc32(bytes(token for token in text.tolist() if token != END)) % 3
+    return number == 0, number == 1
+
+
+def test_verdicts_about_windows_that_are_tried_again_stay_with_their_recordings(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The last of three is tried again, alone, and left out then; the first keeps its words."""
+    settings, model, together = SpeechSettings(temperature=(0.0, 0.4), seed=3), tiny_whisper(), clips(0.8, 0.6, 0.9)
+    monkeypatch.setattr(type(model), "_need_fallback", judged_by_words)
+    used = transcriber(model, settings)
+    batch, num_sampled = used.batch(together), used.windows.num_sampled if used.windows else 0
+    assert [bool(made.segments) for made in batch] == [True, False, False] and num_sampled == 1
+    assert batch == [used.batch([clip])[0] for clip in together]
+    assert model._need_fallback.__func__ is judged_by_words, "the model is left as it was"
+
+
+@pytest.mark.parametrize("by_transformers", [False, True], ids=["drafts", "transformers"])
+def test_the_text_before_a_window_does_not_depend_on_the_first_recording(
+    by_transformers: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whose first window is left out, so that it has none; and it has ended when the other goes on."""
+    settings = SpeechSettings(temperature=(0.0,), condition_on_previous=True)
+    model, together = tiny_whisper(), clips(1.2, 2.3, 1.4)[::2]
+    monkeypatch.setattr(type(model), "_need_fallback", judged_by_words)
+    used = Transcriber(model, Processor(), None, settings) if by_transformers else transcriber(model, settings)
+    alone = [used.batch([clip])[0] for clip in together]
+    assert [len(made.segments) for made in alone] == [1, 4]
+    assert used.batch(together) == alone
 
 
 @pytest.mark.slow

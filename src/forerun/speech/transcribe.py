@@ -13,6 +13,7 @@ from torch import Tensor
 
 from forerun.engine import Engine, Stats
 from forerun.errors import ForerunError, UnreadableAudio, UnsupportedModel
+from forerun.speech.apart import kept_apart
 from forerun.speech.audio import RATE, Clip, read
 from forerun.speech.encoder_monitor import EncoderMonitor
 from forerun.speech.languages import detections, spoken
@@ -66,8 +67,8 @@ class Spent:
 class Transcriber:
     """A Whisper with its processor, and a decoder that drafts for it; without one transformers decodes by itself.
 
-    Transcripts are those of `model.generate` with the same settings; only sampled windows differ, whose random numbers
-    come from the settings' seed.
+    Transcripts are those of `model.generate` with the same settings and each recording by itself; only sampled windows
+    differ, whose random numbers come from the settings' seed.
     """
 
     def __init__(
@@ -136,8 +137,9 @@ class Transcriber:
         started, heard = time.perf_counter(), self.monitor.seconds
         features, mask = self._features(clips, is_long)
         ready = time.perf_counter()
-        with self.monitor.of(self.model), detections(self.model) as found, torch.inference_mode():
-            output = self.model.generate(
+        model = self.model
+        with self.monitor.of(model), detections(model) as found, kept_apart(model), torch.inference_mode():
+            output = model.generate(
                 features, attention_mask=mask, return_segments=True, monitor_progress=progress, **keywords
             )
         self._account(clips, started, ready, heard)
