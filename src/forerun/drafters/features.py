@@ -13,16 +13,22 @@ from forerun.cache.ragged import RaggedCache
 from forerun.types import RaggedRows
 
 
+MOST_WAITING = 32  # rounds without drafts whose vectors are stored together
+
+
 class Features:
     """One vector a token, kept for as long as its row: a row that is cut back anywhere can be read again from there.
 
     A vector is to the target's keys what one is to twice the layers, so that keeping all of them costs little. A row
-    whose beginning was missed (its target was running before anybody listened) stays unheard.
+    whose beginning was missed (its target was running before anybody listened) stays unheard. On a CPU vectors of
+    rounds without drafts wait until somebody reads them: to store those of each round would cost as much as all else
+    that listening costs.
     """
 
     def __init__(self, cache: KeyValueCache | None = None) -> None:
         self.cache = RaggedCache() if cache is None else cache
         self._rows: set[int] = set()
+        self._waiting = _Waiting()
 
     def admit(self, row: int) -> None:
         self.cache.admit(row)
@@ -30,6 +36,7 @@ class Features:
 
     def release(self, row: int) -> None:
         if row in self._rows:
+            self._store()
             self._rows.remove(row)
             self.cache.release(row)
 
@@ -37,13 +44,20 @@ class Features:
         return row in self._rows
 
     def length(self, row: int) -> int:
-        return self.cache.length(row) if row in self._rows else 0
+        return self.cache.length(row) + self._waiting.count(row) if row in self._rows else 0
 
     def rewind(self, row: int, length: int) -> None:
         if length < self.length(row):
+            self._store()
             self.cache.rewind(row, length)
 
     def on_hidden_states(self, rows: Sequence[int], past: Sequence[int], counts: Sequence[int], hidden: Tensor) -> None:
+        if self._waiting.goes_on(rows, past, hidden):
+            return
+        self._store()
+        if len(hidden) == len(rows) and not hidden.is_cuda and all(map(self._follows, rows, past)):
+            self._waiting.begin(rows, past, hidden)
+            return
         follows = [self._follows(row, length) for row, length in zip(rows, past, strict=True)]
         if not all(follows):
             parts = [part for part, wanted in zip(hidden.split(list(counts)), follows, strict=True) if wanted]
@@ -51,12 +65,23 @@ class Features:
             if not parts:
                 return
             hidden = torch.cat(parts)
+        self._write(rows, counts, hidden)
+
+    def _store(self) -> None:
+        """What waits."""
+        rows, count, hidden = self._waiting.taken()
+        if count:
+            self._write(rows, [count] * len(rows), hidden)
+
+    @torch.inference_mode()  # as passes are: rows may be cut back and released outside of one
+    def _write(self, rows: Sequence[int], counts: Sequence[int], hidden: Tensor) -> None:
         addresses = self.cache.addresses(self.cache.extend(rows, counts)).to(hidden.device)
         vectors = hidden.unsqueeze(1)
         self.cache.write(0, addresses, vectors, vectors[..., :0])
 
     def take(self, rows: Sequence[int], starts: Sequence[int], counts: Sequence[int]) -> Tensor:
         """[N, H] `counts[i]` vectors of each row from position `starts[i]` on, row by row."""
+        self._store()
         slots = tuple(self.cache.slot(row) for row in rows)
         kept = self.cache.layers[0].flat[0].squeeze(1)
         return kept[self.cache.addresses(RaggedRows(slots, tuple(starts), tuple(counts))).to(kept.device)]
@@ -85,12 +110,46 @@ class Features:
 
     def _follows(self, row: int, past: int) -> bool:
         """Whether new vectors go on where the row's own end."""
-        return row in self._rows and self.cache.length(row) == past
+        return row in self._rows and self.length(row) == past
 
     def on_keep(self, row: int, start: int, picks: Sequence[int]) -> None:
+        self._store()
         if row in self._rows and self.cache.length(row) > start:
             self.cache.keep(row, start, picks)
 
     def on_copy(self, source: int, row: int, length: int) -> None:
+        self._store()
         if row in self._rows and self.length(source) >= length:
             self.cache.copy(source, row, length)
+
+
+class _Waiting:
+    """Vectors of the same rows, one a row and round."""
+
+    def __init__(self) -> None:
+        self._rows: list[int] = []
+        self._past: list[int] = []
+        self._rounds: list[Tensor] = []  # [B, H] each
+
+    def count(self, row: int) -> int:
+        return len(self._rounds) if row in self._rows else 0
+
+    def begin(self, rows: Sequence[int], past: Sequence[int], hidden: Tensor) -> None:
+        self._rows, self._past = list(rows), list(past)
+        self._rounds = [hidden.clone()]  # a body may write its next ones there
+
+    def goes_on(self, rows: Sequence[int], past: Sequence[int], hidden: Tensor) -> bool:
+        """Take the next vector of each row, where these are the next of the same rows and there is room for them."""
+        count = len(self._rounds)
+        if not 0 < count < MOST_WAITING or len(hidden) != len(rows) or self._rows != list(rows):
+            return False
+        if [length + count for length in self._past] != list(past):
+            return False
+        self._rounds.append(hidden.clone())
+        return True
+
+    def taken(self) -> tuple[list[int], int, Tensor]:
+        """Rows, vectors of each, and all of them row by row."""
+        rows, rounds, self._rows, self._rounds = self._rows, self._rounds, [], []
+        hidden = torch.stack(rounds, dim=1).flatten(0, 1) if rounds else torch.empty(0)
+        return rows, len(rounds), hidden

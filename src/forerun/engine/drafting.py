@@ -160,14 +160,15 @@ class Drafting:
             found.append(draft)
             return self._kept_copies(view, lengths, draft)
 
+        context = self._context(batch, view, lengths, params)
         try:
-            uniforms = draft_uniforms(keys, self._num_draws(max(lengths)), self.rule)
+            numbers = draft_uniforms(keys, self._num_draws(max(lengths)), self.rule) if any(lengths) else None
         except Exception as error:  # a drafter that cannot say how many numbers it draws
             self.faults.report(self._given, error, PLAIN)
             return self._nothing(batch)
         context = replace(
-            self._context(batch, view, lengths, params),
-            uniforms=uniforms,
+            context,
+            uniforms=context.uniforms if numbers is None else numbers,  # copies are not drawn
             copy_lengths=copies,
             keep_copies=keep_copies if view.is_mixed else None,
         )
