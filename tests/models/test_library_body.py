@@ -74,6 +74,17 @@ def test_few_logits_are_those_of_all(tails: tuple[int, ...], family: str) -> Non
         check(own, whole[-len(own) :])
 
 
+@pytest.mark.parametrize("ending", [(0,), (1,), (0, 2), (1, 2)])
+def test_prompts_that_end_beside_others_that_go_on(ending: tuple[int, ...]) -> None:
+    scorer, blocks = _fed(described_model("gemma3_text"))
+    whole = scorer.score(range(3), blocks).split(list(WIDTHS))
+    scorer.rewind(range(3), LENGTHS)
+    made = scorer.feed_to_end(range(3), blocks, ending)
+    assert sorted(made) == sorted(ending)
+    for row, logits in made.items():
+        check(logits, whole[row][-1])
+
+
 def test_the_last_layer_runs_for_what_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     """Few tokens where few logits are wanted, none where none are, all where somebody listens to hidden states."""
     counts: list[int] = []
@@ -90,6 +101,9 @@ def test_the_last_layer_runs_for_what_is_asked(monkeypatch: pytest.MonkeyPatch) 
     counts.clear()
     scorer.score(range(3), blocks, (1, 1, 2))
     assert counts == [new] * (layers - 1) + [4]
+    counts.clear()
+    scorer.feed_to_end(range(3), blocks, [0, 2])  # the prompt of row 1 goes on in a later pass
+    assert counts == [new] * (layers - 1) + [2]
     counts.clear()
     embeddings = scorer.model.get_input_embeddings()(torch.tensor([1, 2, 3]))
     scorer.run([0], [3], embeddings)

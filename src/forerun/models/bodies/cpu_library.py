@@ -146,10 +146,12 @@ def _wanted(call: ForwardPass) -> tuple[RaggedRows, Tensor] | None:
     ends = torch.tensor([0, *accumulate(rows.counts)])
     tails = torch.histogram(call.keep.double(), ends.double()).hist.long().tolist()
     starts = [end - tail for end, tail in zip(ends[1:].tolist(), tails, strict=True)]
-    if 0 in tails or not torch.equal(ranges(starts, tails), call.keep):
+    if not torch.equal(ranges(starts, tails), call.keep):
         return None
-    past = tuple(past + count - tail for past, count, tail in zip(rows.past, rows.counts, tails, strict=True))
-    return RaggedRows(rows.slots, past, tuple(tails)), call.keep
+    columns = zip(rows.slots, rows.past, rows.counts, tails, strict=True)
+    ending = [(slot, past + count - tail, tail) for slot, past, count, tail in columns if tail]
+    slots, before, counts = zip(*ending, strict=True) if ending else ((), (), ())
+    return RaggedRows(slots, before, counts), call.keep
 
 
 class _Room:
