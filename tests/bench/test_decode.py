@@ -288,6 +288,14 @@ class TestAsking:
         assert chosen.model == SMALL and (chosen.leading, chosen.following) == ((1, 8), (16, 4, 2))
         assert choose_settings(DecodeOptions(device="cpu", batch_sizes=(4,))).leading == (4,)
 
+    def test_the_profiler_comes_when_nothing_is_timed_any_more(self) -> None:
+        """It stays with the process, and makes launches slower: most of all those of a peer that records nothing."""
+        bench = run.DecodeBench.__new__(run.DecodeBench)
+        bench.settings = SimpleNamespace(leading=(1, 8), following=(2,))  # type: ignore[assignment]
+        bench.pair = SimpleNamespace(device=torch.device("cuda"))  # type: ignore[assignment]
+        names = [turn.title for turn in bench.parts()]
+        assert names[-1] == "rounds under the profiler" and {"transformers", "batch 2", "batch 8"} < set(names)
+
     def test_too_few_tokens(self) -> None:
         with pytest.raises(InvalidArgument, match="new_tokens=5"):
             choose_settings(DecodeOptions(device="cpu", max_new_tokens=5))
