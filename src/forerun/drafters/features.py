@@ -12,7 +12,6 @@ from forerun.cache.base import KeyValueCache
 from forerun.cache.ragged import RaggedCache
 from forerun.types import RaggedRows
 
-
 MOST_WAITING = 32  # rounds without drafts whose vectors are stored together
 
 
