@@ -88,7 +88,8 @@ def read_call(
     """Honour or refuse all that transformers hands over, whether it comes from a configuration or from the caller."""
     refuse_unknown_state(model_kwargs)
     refuse_by_row(processors, len(ids))
-    config = GenerationConfig() if config is None else config
+    if config is None:  # called by hand
+        config = GenerationConfig(eos_token_id=getattr(model.generation_config, "eos_token_id", None))
     limits = limits_of(criteria)
     changing = [p for p in processors if type(p) is not LogitNormalization]  # which leaves the law as it is
     split = Processors.of(changing, config, model, ids.shape[1])
@@ -142,6 +143,7 @@ def _keywords(
     """`width` is the length of the padded prompts, from which transformers counts `max_length`."""
     fields = {**{name: value for name, value in config.to_dict().items() if value is not None}, **limits}
     keywords = {name: value for name, value in fields.items() if name in KNOWN or name in REFUSED}
+    keywords.setdefault("eos_token_id", [])  # which ends no row; the model's own end is in `config` if it is to count
     keywords.pop("num_return_sequences", None)  # the rows that arrive here are copies already
     if keywords.get("min_new_tokens"):
         keywords.pop("min_length", None)  # derived from it
@@ -236,7 +238,8 @@ def limits_of(criteria: Sequence[Any]) -> dict[str, Any]:
         if kind is MaxLengthCriteria:
             limits["max_length"] = min(criterion.max_length, limits.get("max_length", criterion.max_length))
         elif kind is EosTokenCriteria:
-            limits["eos_token_id"] = sorted({*limits.get("eos_token_id", ()), *_ids(criterion.eos_token_id)})
+            ends = [*limits.get("eos_token_id", ()), *_ids(criterion.eos_token_id)]
+            limits["eos_token_id"] = list(dict.fromkeys(ends))  # in order: the first may be the pad
         elif kind is MaxTimeCriteria:
             left = max(0.0, criterion.initial_timestamp + criterion.max_time - time.time())
             limits["max_time"] = min(left, limits.get("max_time", left))

@@ -51,7 +51,7 @@ class GenerateKeywords(TypedDict, total=False):
     """What `SpeculativeDecoder.generate` takes. Those marked * may also be a list with one entry a prompt."""
 
     max_new_tokens: int | Sequence[int]  # * default 128
-    max_length: int  # prompt and output together, as in transformers
+    max_length: int  # prompt and output together, pads not counted
     min_new_tokens: int
     do_sample: bool  # default: whether a sampling parameter was given
     temperature: float | Sequence[float]  # *
@@ -64,7 +64,7 @@ class GenerateKeywords(TypedDict, total=False):
     logit_bias: Mapping[int, float]
     seed: int | Sequence[int] | None  # * the same call then gives the same tokens; None draws one and reports it
     request_ids: Sequence[int]  # keys of the random numbers; default: the row's index in the call
-    eos_token_id: int | Sequence[int]
+    eos_token_id: int | Sequence[int] | None  # default: the model's; None: no token ends a row
     pad_token_id: int
     stop_strings: str | Sequence[str]
     num_return_sequences: int
@@ -189,7 +189,8 @@ def parse_generate_kwargs(
     seeds = _spread(_seed(kwargs), len(prompts), "seed")
     budgets = _budgets(kwargs, prompts)
     params = _params(kwargs, len(prompts))
-    eos = id_set(kwargs.get("eos_token_id", model_config.eos_token_id))
+    ends = _listed(kwargs.get("eos_token_id", model_config.eos_token_id))
+    eos = frozenset(ends)
     ids = kwargs.get("request_ids") or list(range(len(prompts) * copies))
     if len(ids) != len(prompts) * copies or len(set(ids)) != len(ids):
         raise InvalidArgument(f"request_ids={shown(ids)}: give {len(prompts) * copies} different ids, one a sequence")
@@ -213,7 +214,7 @@ def parse_generate_kwargs(
     )
     if vocab_size is not None:
         _check_bans(requests[0], kwargs, vocab_size)
-    pad = kwargs.get("pad_token_id", _first(model_config.pad_token_id, *sorted(eos), 0))
+    pad = kwargs.get("pad_token_id", _first(model_config.pad_token_id, *ends, 0))
     return GenerateCall(
         requests, copies, pad, kwargs.get("max_time"), kwargs.get("streamer"), tokenizer, kwargs.get("seed") is not None
     )
@@ -238,6 +239,8 @@ def merged(keywords: Mapping[str, Any], model_config: GenerationConfig) -> dict[
             raise UnknownArgument(_suggestion(name))
         elif value is not None:
             kwargs[name] = CHECKS[name](name, value) if name in CHECKS else value
+        elif name == "eos_token_id":  # of the call, as a configuration's None is left out: no end, not the model's
+            kwargs[name] = []
     if kwargs.get("use_cache") is False:
         raise InvalidArgument("use_cache=False: speculation lives off the cache; leave it out")
     if keywords.get("max_length") is not None and "max_new_tokens" in kwargs:
@@ -245,6 +248,11 @@ def merged(keywords: Mapping[str, Any], model_config: GenerationConfig) -> dict[
             f"max_length={kwargs['max_length']} beside max_new_tokens={shown(kwargs['max_new_tokens'])}: "
             "both say where a row ends; leave out one"
         )
+    asked = [name for name in SAMPLING if keywords.get(name) is not None]
+    if asked and kwargs.get("do_sample") is False:
+        if keywords.get("do_sample") is not None:
+            raise InvalidArgument(f"do_sample=False with {', '.join(asked)}: leave out one or the other")
+        del kwargs["do_sample"]  # the configuration's, which what the call asks for overrides
     return kwargs
 
 
@@ -335,10 +343,7 @@ def _budgets(kwargs: Mapping[str, Any], prompts: Sequence[Sequence[int]]) -> lis
 
 
 def _params(kwargs: Mapping[str, Any], count: int) -> list[SamplingParams]:
-    asked = [name for name in SAMPLING if name in kwargs]
-    do_sample = kwargs.get("do_sample", bool(asked))
-    if not do_sample and asked and "generation_config" not in kwargs:
-        raise InvalidArgument(f"do_sample=False with {', '.join(asked)}: leave out one or the other")
+    do_sample = kwargs.get("do_sample", any(name in kwargs for name in SAMPLING))
     columns = {name: _spread(kwargs[name], count, name) for name in PER_ROW_PARAMS if name in kwargs}
     if not do_sample:
         columns = {name: values for name, values in columns.items() if name not in SAMPLING}
@@ -387,9 +392,14 @@ def _logprobs(kwargs: Mapping[str, Any], copies: int) -> int | None:
 
 def id_set(value: int | Sequence[int] | None) -> frozenset[int]:
     """Of a setting that is an id, several or none, such as `eos_token_id`."""
+    return frozenset(_listed(value))
+
+
+def _listed(value: int | Sequence[int] | None) -> list[int]:
+    """In the order given: transformers pads with the first end where no pad is known."""
     if value is None:
-        return frozenset()
-    return frozenset([value] if isinstance(value, int) else [int(v) for v in value])
+        return []
+    return [value] if isinstance(value, int) else [int(v) for v in value]
 
 
 def _first(*values: int | None) -> int:

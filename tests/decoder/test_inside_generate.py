@@ -154,6 +154,32 @@ def test_stop_strings_inside_generate() -> None:
     assert found[0, len(PROMPTS[1]) :].tolist() == wanted[:6]
 
 
+def test_no_end_token_means_none() -> None:
+    """`eos_token_id=None` overrides the model's own end, as in transformers; left out, the model's counts."""
+    model = copy.deepcopy(tiny_model("llama"))
+    model.generation_config.eos_token_id = STOP
+    ours, ids = forerun.SpeculativeDecoder(model, None), torch.tensor([PROMPTS[1]])
+    asked: dict[str, Any] = {"max_new_tokens": 12, "do_sample": False, "eos_token_id": None}
+    wanted = model.generate(ids, pad_token_id=0, **asked).tolist()
+    assert len(wanted[0]) == len(PROMPTS[1]) + 12
+    inside = model.generate(ids, pad_token_id=0, **asked, custom_generate=ours.as_custom_generate())
+    assert inside.tolist() == wanted
+    assert ours.generate(ids, **asked).sequences.tolist() == wanted
+
+
+def test_pads_behind_several_ends_are_the_first_given() -> None:
+    model = copy.deepcopy(tiny_model("llama"))
+    model.generation_config.pad_token_id = None
+    ours, ends = forerun.SpeculativeDecoder(model, None), sorted([STOP, 3 if STOP != 3 else 4], reverse=True)
+    asked: dict[str, Any] = {**padded_inputs(PROMPTS), "do_sample": False, "max_new_tokens": 14, "eos_token_id": ends}
+    wanted = model.generate(**asked)
+    new = wanted[:, asked["input_ids"].shape[1] :]
+    assert any(row[-2:].tolist() == [ends[0]] * 2 for row in new), "no row is padded, so the test could not fail"
+    inside = model.generate(**asked, custom_generate=ours.as_custom_generate())
+    assert inside[:, -new.shape[1] :].tolist() == new.tolist()
+    assert ours.generate(**asked).sequences[:, -new.shape[1] :].tolist() == new.tolist()
+
+
 def test_a_configuration_is_honoured_and_keywords_win() -> None:
     config = GenerationConfig(max_new_tokens=5, do_sample=True, temperature=0.5, top_k=7)
     out = decoder().generate(**padded_inputs(PROMPTS), generation_config=config, seed=1)
@@ -162,6 +188,17 @@ def test_a_configuration_is_honoured_and_keywords_win() -> None:
     assert [(p["temperature"], p["top_k"], p["max_new_tokens"]) for p in out.parameters] == [(0.9, 7, 3)] * 3
     with pytest.raises(InvalidArgument, match="num_beams"):
         decoder().generate(**padded_inputs(PROMPTS), generation_config=GenerationConfig(num_beams=3))
+
+
+def test_a_sampling_keyword_wins_over_a_greedy_configuration() -> None:
+    """What the configuration holds beside its own `do_sample=False` stays without effect, as in transformers."""
+    ours, inputs = forerun.SpeculativeDecoder(tiny_model("llama"), None), padded_inputs(PROMPTS[:1])
+    config = GenerationConfig(do_sample=False, temperature=0.7, top_k=7, max_new_tokens=2)
+    assert ours.generate(**inputs, generation_config=config).parameters[0]["temperature"] == 0
+    sampled = ours.generate(**inputs, generation_config=config, temperature=0.9).parameters[0]
+    assert (sampled["temperature"], sampled["top_k"]) == (0.9, 7)
+    with pytest.raises(InvalidArgument, match="do_sample=False with temperature"):
+        ours.generate(**inputs, generation_config=config, do_sample=False, temperature=0.9)
 
 
 def test_of_two_limits_neither_is_ignored() -> None:

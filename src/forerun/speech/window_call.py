@@ -76,6 +76,8 @@ def _refuse_other_ends(config: GenerationConfig, criteria: Sequence[Any]) -> Non
     """A window ends where the configuration says: criteria that say else are the caller's own."""
     limits = limits_of(criteria)
     wanted = {"max_length": config.max_length, "eos_token_id": sorted(id_set(config.eos_token_id))}
+    if "eos_token_id" in limits:
+        limits["eos_token_id"] = sorted(limits["eos_token_id"])
     if strange := {name: value for name, value in limits.items() if value != wanted.get(name)}:
         said = ", ".join(f"{name}={value!r}" for name, value in strange.items())
         raise InvalidArgument(
