@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn, Unpack
 
+import torch
 from torch import Tensor, nn
 from transformers import GenerationConfig, PreTrainedModel
 
@@ -232,6 +233,11 @@ class SpeculativeDecoder:
 
         Processors and stopping criteria of the caller are applied as transformers would, or refused; a `streamer` is
         given the text as it comes.
+        Sampled text follows `seed=` in that call, or else torch's generator, so that `torch.manual_seed` governs it as
+        it does transformers' own; draft lengths then go by acceptance alone. A row that fails raises, unless the whole
+        result is asked for by `return_dict_in_generate`.
+        `stop_strings=` go to `decoder.generate`, or in as a `StopStringCriteria` beside a decoder with a tokenizer:
+        transformers keeps `tokenizer=` from functions and refuses them.
         A Whisper's `generate` decodes window by window, by rules that only its processors know: see `forerun.speech`.
         """
         if is_whisper(self.target):
@@ -243,18 +249,20 @@ class SpeculativeDecoder:
             logits_processor: Sequence[Any] = (),
             stopping_criteria: Sequence[Any] = (),
             generation_config: GenerationConfig | None = None,
+            seed: int | Sequence[int] | None = None,  # transformers looks for the name here and then lets it pass
             **model_kwargs: Any,
         ) -> Any:
             def run() -> GenerateResult:
                 with listening(model) as streamer:  # until a stream takes over
                     call, like = self._call_inside(
-                        model, input_ids, logits_processor, stopping_criteria, generation_config, model_kwargs, streamer
-                    )
+                        model, input_ids, logits_processor, stopping_criteria, generation_config, model_kwargs,
+                        {"streamer": streamer, "seed": seed},
+                    )  # fmt: skip
                 return _finished(Stream(self.engine, call, like, streams_prompt=False))
 
             result = run() if self.ranks is None else self.ranks.call(run, _portable)
             wants_dict = generation_config is not None and generation_config.return_dict_in_generate
-            return result if wants_dict else result.sequences
+            return result if wants_dict else _sound(result).sequences
 
         return custom_generate
 
@@ -266,12 +274,15 @@ class SpeculativeDecoder:
         criteria: Sequence[Any],
         config: GenerationConfig | None,
         model_kwargs: dict[str, Any],
-        streamer: Any,
+        others: dict[str, Any],
     ) -> tuple[GenerateCall, Tensor]:
+        """`others` are keywords that transformers knows nothing of, or keeps to itself."""
         if model is not self.target:
             raise InvalidArgument("as_custom_generate belongs to another model than the one whose generate was called")
         surrounding = read_call(model, input_ids, processors, criteria, config, model_kwargs)
-        mask, keywords = model_kwargs.get("attention_mask"), {**surrounding.keywords, "streamer": streamer}
+        mask, keywords = model_kwargs.get("attention_mask"), {**surrounding.keywords, **others}
+        if keywords.get("do_sample") and keywords["seed"] is None:
+            keywords["seed"] = int(torch.randint(2**63 - 1, ()))
         if isinstance(self.engine.target, Seq2SeqScorer):
             begins = decoder_inputs(input_ids, model_kwargs, keywords)
             call, like = self._parse(None, mask, {**keywords, **begins})
@@ -354,9 +365,20 @@ def _finished(stream: Stream) -> GenerateResult:
     for _ in stream:
         pass
     if all(stream.result.errors):
-        kind = InvalidArgument if stream.result.rows[0].was_refused else NonFiniteLogits
-        raise kind(stream.result.errors[0])
+        raise _failure(stream.result, 0)(stream.result.errors[0])
     return stream.result
+
+
+def _failure(result: GenerateResult, row: int) -> type[InvalidArgument | NonFiniteLogits]:
+    return InvalidArgument if result.rows[row].was_refused else NonFiniteLogits
+
+
+def _sound(result: GenerateResult) -> GenerateResult:
+    """One whose rows have all ended well: of a tensor alone nobody could tell."""
+    for row, error in enumerate(result.errors):
+        if error:
+            raise _failure(result, row)(f"row {row}: {error}; return_dict_in_generate=True gives the other rows")
+    return result
 
 
 def _drafter(value: Drafter | str | Path | None, target: PreTrainedModel) -> Drafter | None:

@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 
 import forerun
-from forerun.errors import InvalidArgument
+from forerun.errors import InvalidArgument, NonFiniteLogits
 from support.batches import padded_inputs
 from support.tiny import draft_of, plain_greedy, ragged_prompts, tiny_model
 
@@ -144,7 +144,8 @@ def test_the_whole_result_inside_generate() -> None:
     assert result.sequences.shape == (3, 12 + 5)
 
 
-def test_stop_strings_inside_generate() -> None:
+def test_stop_strings_of_a_configuration() -> None:
+    """transformers keeps `tokenizer` from a `custom_generate` and then misses it: its own words say so."""
     model, wanted = tiny_model("llama"), plain_greedy(tiny_model("llama"), PROMPTS[1], 20)
     ours = decoder(tokenizer=Bracketed())
     stop = f"{wanted[3]}><{wanted[4]}><{wanted[5]}"
@@ -152,6 +153,11 @@ def test_stop_strings_inside_generate() -> None:
     config = GenerationConfig(max_new_tokens=20, stop_strings=[stop], pad_token_id=0)
     found = ours.as_custom_generate()(model, torch.tensor([PROMPTS[1]]), generation_config=config)
     assert found[0, len(PROMPTS[1]) :].tolist() == wanted[:6]
+    with pytest.raises(ValueError, match="tokenizer"):
+        model.generate(
+            torch.tensor([PROMPTS[1]]), stop_strings=[stop], tokenizer=Bracketed(), max_new_tokens=20, pad_token_id=0,
+            custom_generate=ours.as_custom_generate(),
+        )  # fmt: skip
 
 
 def test_no_end_token_means_none() -> None:
@@ -165,6 +171,45 @@ def test_no_end_token_means_none() -> None:
     inside = model.generate(ids, pad_token_id=0, **asked, custom_generate=ours.as_custom_generate())
     assert inside.tolist() == wanted
     assert ours.generate(ids, **asked).sequences.tolist() == wanted
+
+
+def test_a_row_that_fails_inside_is_not_passed_over() -> None:
+    """A tensor has no place for an error; the whole result has."""
+    bad = plain_greedy(tiny_model("llama"), PROMPTS[1], 6)[2]
+
+    def nothing_left(ids: Tensor, scores: Tensor) -> Tensor:
+        return torch.full_like(scores, -torch.inf) if ids[0, -1] == bad else scores
+
+    asked: dict[str, Any] = {
+        **padded_inputs(PROMPTS), "do_sample": False, "max_new_tokens": 8, "pad_token_id": 0,
+        "logits_processor": [nothing_left],
+        "custom_generate": forerun.SpeculativeDecoder(tiny_model("llama"), None).as_custom_generate(),
+    }  # fmt: skip
+    result: Any = tiny_model("llama").generate(**asked, return_dict_in_generate=True)
+    assert any(result.errors) and not all(result.errors)
+    first = next(row for row, error in enumerate(result.errors) if error)
+    with pytest.raises(NonFiniteLogits, match=f"row {first}: .*return_dict_in_generate"):
+        tiny_model("llama").generate(**asked)
+
+
+def test_seeds_govern_inside_generate() -> None:
+    """One that is named, or else torch's own, as in transformers; greedy calls draw none."""
+    ours = decoder().as_custom_generate()
+
+    def text(**keywords: Any) -> list[Any]:
+        asked: dict[str, Any] = {"do_sample": True, "temperature": 1.5, "max_new_tokens": 8, "pad_token_id": 0}
+        made = tiny_model("llama").generate(**padded_inputs(PROMPTS), **asked | keywords, custom_generate=ours)
+        return list(made.tolist())
+
+    assert text(seed=1) == text(seed=1) != text(seed=2)
+    torch.manual_seed(0)
+    first, second = text(), text()
+    torch.manual_seed(0)
+    assert [text(), text()] == [first, second]
+    assert first != second
+    state = torch.get_rng_state()
+    text(do_sample=False)
+    assert torch.equal(torch.get_rng_state(), state)
 
 
 def test_pads_behind_several_ends_are_the_first_given() -> None:
