@@ -42,6 +42,7 @@ WRONG = {
 }
 
 
+@pytest.mark.quick(*(f"utf-8-{name}" for name in TEXTS), "utf-16-others among them")
 @pytest.mark.parametrize("name", TEXTS)
 @pytest.mark.parametrize("encoding", ("utf-8", "utf-16"))
 def test_they_are_what_the_standard_library_reads(name: str, encoding: str) -> None:
