@@ -14,6 +14,7 @@ from engine.device_engines import engine, requests, texts
 from forerun import kernels, ops
 from forerun.config import Kernels
 from forerun.config import kernels as choice
+from forerun.drafters import Tree
 from forerun.errors import InvalidArgument
 from support.tiny import draft_of, ragged_prompts, tiny_model
 
@@ -34,7 +35,15 @@ def decode(decoder: forerun.SpeculativeDecoder, **settings: Any) -> None:
     decoder.generate(ids, max_new_tokens=8, temperature=0.8, seed=1, **settings)
 
 
-@pytest.mark.parametrize("drafter", (forerun.DraftModel, lambda draft: forerun.Chain(forerun.DraftModel(draft))))
+@pytest.mark.parametrize(
+    "drafter",
+    (
+        forerun.DraftModel,
+        lambda draft: forerun.Chain(forerun.DraftModel(draft)),
+        lambda draft: Tree(forerun.DraftModel(draft), nodes=6),
+    ),
+    ids=("draft-model", "chain", "tree"),
+)
 @pytest.mark.parametrize("use", ("off", "auto"))
 def test_the_decoders_argument_wins(
     drafter: Callable[[Any], Any], use: str, asked: Uses, monkeypatch: pytest.MonkeyPatch

@@ -53,7 +53,7 @@ def run(
     if trees is None:
         verdict = ops.verify(law, draft, rule, keys, params.all_greedy, target.kernels)
     else:
-        verdict = ops.verify_tree(law, draft, keys)
+        verdict = ops.verify_tree(law, draft, keys, target.kernels)
     kept = kept_of(verdict, blocks, trees)  # waits for the device
     verified = clock()
 
