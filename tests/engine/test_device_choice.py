@@ -44,6 +44,21 @@ def test_rules_judged_step_by_step() -> None:
     assert "lenient" in (why_not(on_a_gpu(Kernels.AUTO), None, Lenient(0.5)) or "")
 
 
+def test_kernels_need_nvidia_and_a_c_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton builds what launches them; without one its first launch fails, in the middle of a text."""
+    knobs = pytest.importorskip("triton.knobs")
+    asked = kernels._why_not_triton.__wrapped__  # past its memory
+    monkeypatch.setattr(knobs.runtime, "interpret", False)
+    monkeypatch.setattr(torch.version, "hip", None)
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.delenv("CC", raising=False)
+    assert "install gcc or clang, or set CC" in asked()
+    monkeypatch.setenv("CC", "/opt/cc")
+    assert asked() is None
+    monkeypatch.setattr(torch.version, "hip", "6.4")
+    assert "NVIDIA" in asked()
+
+
 def test_kernels_go_to_the_current_device_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of two: what lies on the other one is torch's, with the remedy."""
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)

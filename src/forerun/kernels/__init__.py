@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from functools import cache
+from shutil import which
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -42,8 +44,15 @@ def why_not_triton(device: torch.device) -> str | None:
 
 @cache
 def _why_not_triton() -> str | None:
+    from torch import version
+
+    if version.hip is not None:  # torch calls an AMD GPU "cuda" too
+        return "Triton kernels hold assembly for NVIDIA GPUs, not for AMD's"
     try:
-        import triton  # noqa: F401
+        from triton import knobs
     except (ImportError, OSError) as error:
         return f"{error}; pip install triton (it comes with torch's CUDA builds)"
+    finds_compiler = "CC" in os.environ or which("gcc") or which("clang")  # as Triton looks for one
+    if not (finds_compiler or knobs.build.impl or knobs.runtime.interpret):
+        return "Triton builds its launchers with a C compiler and finds none; install gcc or clang, or set CC"
     return None
