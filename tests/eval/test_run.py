@@ -57,8 +57,8 @@ def test_ways_take_turns_at_going_first_and_every_example_is_answered(tmp_path: 
 
     ways = fake_ways(script)
     finding = go(tmp_path, "gsm8k", ways, compare=compare)
-    assert [way.calls for way in ways] == [[[0], [0, 1], [2, 3], [4]]] * 2  # the first is the warm-up
-    assert order[2:] == [PLAIN] * 2 + [SPECULATIVE] * 4 + [PLAIN] * 2 + [PLAIN, SPECULATIVE]
+    assert [way.calls for way in ways] == [[[0, 1], [0, 1], [2, 3], [4]]] * 2  # the first warms up
+    assert order[4:] == [PLAIN] * 2 + [SPECULATIVE] * 4 + [PLAIN] * 2 + [PLAIN, SPECULATIVE]
     assert finding is not None and finding.examples == finding.total == 5 and finding.verdict == SAME
     assert finding.comparisons[0].plain.value == 1 and finding.agreement is not None
     assert finding.agreement.identical == 5

@@ -52,7 +52,7 @@ def answer_all(
     open_steps = [step for step in steps if step.key not in journal.entries]
     turns = [Turn(f"{step.prepared.task.title}, {step.way}", partial(answer, step)) for step in open_steps]
     if any(step.prepared.asked for step in open_steps):
-        turns.insert(0, Turn("warming up", partial(_warm_up, tasks, ways)))
+        turns.insert(0, Turn("warming up", partial(_warm_up, tasks, ways, settings.prompts_per_call)))
     return take_turns(turns, reporter or Silent(), lambda outcome: outcome.complete)
 
 
@@ -79,11 +79,11 @@ def _steps(prepared: Prepared, ways: Sequence[Method], settings: EvalSettings) -
             yield Step(prepared, slice(start, start + size), call, name)
 
 
-def _warm_up(tasks: Sequence[Prepared], ways: Sequence[Method]) -> None:
-    """One short call that is not counted: compilers and measured costs."""
-    shortest = min((asked for prepared in tasks for asked in prepared.asked), key=lambda asked: len(asked.tokens))
+def _warm_up(tasks: Sequence[Prepared], ways: Sequence[Method], rows: int) -> None:
+    """One short call that is not counted, of as many rows as will be timed: what is compiled is for a batch size."""
+    asked = sorted((asked for prepared in tasks for asked in prepared.asked), key=lambda asked: len(asked.tokens))
     for way in ways:
-        way.answer([shortest], dict(WARM_UP))
+        way.answer(asked[:rows], dict(WARM_UP))
 
 
 def _read(step: Step, reader: Reader) -> Entry:
