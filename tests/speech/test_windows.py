@@ -233,15 +233,19 @@ def test_chances_of_silence_are_those_of_transformers(name: str, multilingual: b
 
 
 def test_scores_are_given_back_when_nobody_needs_them() -> None:
-    model = tiny_whisper()
-    inside = windows(model)
-    made = model.generate(
-        **heard(LONG[1:2]), return_segments=True, return_timestamps=True, temperature=0.0, custom_generate=inside,
-        **JUDGED,
-    )  # fmt: skip
-    inside.forget()
-    kept = [row for segment in made["segments"][0] for row in segment["result"]["scores"]]
-    assert kept and all(row.untyped_storage().nbytes() == 0 for row in kept)
+    """A `Transcriber`, which has a monitor, does not; a caller of `model.generate` may have asked for them."""
+    for monitor in (EncoderMonitor(), None):
+        model = tiny_whisper()
+        inside = windows(model)
+        inside.monitor = monitor
+        made = model.generate(
+            **heard(LONG[1:2]), return_segments=True, return_timestamps=True, temperature=0.0, custom_generate=inside,
+            **JUDGED,
+        )  # fmt: skip
+        inside.forget()
+        kept = [row for segment in made["segments"][0] for row in segment["result"]["scores"]]
+        assert len(made["segments"][0]) > 1 and inside.num_calls > 1
+        assert all((row.untyped_storage().nbytes() == 0) == (monitor is not None) for row in kept)
 
 
 REPEATS = {"temperature": (0.0, 0.7), "compression_ratio_threshold": 0.1, "return_timestamps": True}

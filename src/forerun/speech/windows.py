@@ -44,7 +44,8 @@ class Windows:
     """`whisper.generate(features, custom_generate=Windows(engine))`.
 
     With a `monitor`, a window's random numbers are keyed by its own sound, so that they are the same in any batch, and
-    drafters with an encoder of their own hear it too. Without one every call draws anew, as transformers does.
+    drafters with an encoder of their own hear it too, and its scores are given back. Without one every call draws anew,
+    as transformers does, and the caller keeps the scores.
     """
 
     engine: Engine
@@ -53,7 +54,7 @@ class Windows:
     stats: Stats = field(default_factory=Stats)  # of all windows so far, their seconds included
     num_sampled: int = 0  # windows that were not decoded greedily
     num_calls: int = 0  # batches of windows, tries at other temperatures included
-    _scores: Tensor | None = None  # [n, B, V] of the last batch
+    _scores: Tensor | None = None  # [n, B, V] of the last batch, where they are to be given back
 
     def __call__(
         self,
@@ -82,11 +83,10 @@ class Windows:
         sequences = done.sequences[: len(rows)]
         if not call.wants_dict:
             return sequences
-        if call.wants_scores:
-            self._scores = _scores(call, rows, [row.tokens for row in done.rows[: len(rows)]])
-        return GenerateEncoderDecoderOutput(
-            sequences=sequences, scores=None if self._scores is None else tuple(self._scores)
-        )
+        scores = _scores(call, rows, [row.tokens for row in done.rows[: len(rows)]]) if call.wants_scores else None
+        if self.monitor is not None:  # without one they are the caller's, who may have asked for them
+            self._scores = scores
+        return GenerateEncoderDecoderOutput(sequences=sequences, scores=None if scores is None else tuple(scores))
 
     def forget(self) -> None:
         """Give back the memory of the last batch's scores.
