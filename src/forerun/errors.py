@@ -62,6 +62,10 @@ class ForerunWarning(UserWarning):
     """Something was survived that the user should hear of once."""
 
 
+class FaultWarning(ForerunWarning):
+    """What was survived is a fault of a drafter or of what else proposes and plans, not a loss of speed alone."""
+
+
 def first_line(error: BaseException) -> str:
     """What others' errors say, without the advice that follows; the error's kind where it says nothing."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import warnings
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -22,7 +23,7 @@ from forerun.checks.chi_square import detectable, fit, survival
 from forerun.checks.settings import CheckSettings
 from forerun.checks.suite import CheckReport, check_pair
 from forerun.drafters import DraftModel, PromptLookup
-from forerun.errors import InvalidArgument
+from forerun.errors import ForerunWarning, InvalidArgument
 from forerun.measure import reference
 from forerun.measure.reference import deviation, difference, greedy, logits_after
 from forerun.types import Draft, DraftContext
@@ -132,6 +133,18 @@ def test_a_drafter_that_fails_is_a_finding() -> None:
     found = outcomes(run(Silent()))
     assert found["drafter"] is Outcome.FAILED
     assert found["sampled law"] is Outcome.UNTESTED
+
+
+class Slow(PromptLookup):
+    def propose(self, context: DraftContext) -> Draft:
+        warnings.warn("it goes on without CUDA graphs, slower", ForerunWarning, stacklevel=2)
+        return super().propose(context)
+
+
+def test_a_warning_about_speed_is_passed_on_and_no_finding() -> None:
+    with pytest.warns(ForerunWarning, match="slower"):
+        report = run(Slow(), FEW)
+    assert "drafter" not in outcomes(report) and report.passed
 
 
 def test_without_a_drafter_there_is_nothing_to_draft() -> None:

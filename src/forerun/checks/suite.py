@@ -21,7 +21,7 @@ from forerun.checks.rows import check_rows
 from forerun.checks.settings import CheckSettings
 from forerun.drafters.base import Drafter
 from forerun.engine.request import check_fits
-from forerun.errors import ForerunWarning, InvalidArgument, UnsupportedModel
+from forerun.errors import FaultWarning, ForerunWarning, InvalidArgument, UnsupportedModel
 from forerun.inputs import text_ids, unpadded
 from forerun.keywords import check_tokenizer
 from forerun.measure import reference
@@ -194,14 +194,17 @@ def _check_lengths(model: PreTrainedModel, prompts: Sequence[Sequence[int]], set
 
 @contextmanager
 def _drafter_failures() -> Iterator[list[CheckResult]]:
-    """A drafter that fails costs the engine a draft and the user a warning; here it is a finding."""
+    """A drafter that fails costs the engine a draft and the user a warning; here it is a finding.
+
+    Other warnings, such as one that decoding is slower, say nothing against the pair: they are passed on.
+    """
     failures: list[CheckResult] = []
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", ForerunWarning)
         yield failures
     messages = {str(w.message): w for w in caught}
     for text, warning in messages.items():
-        if issubclass(warning.category, ForerunWarning):
+        if issubclass(warning.category, FaultWarning):
             failures.append(CheckResult("drafter", Outcome.FAILED, text))
         else:
             warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import traceback
 import warnings
 
-from forerun.errors import ForerunWarning
+from forerun.errors import FaultWarning
 
 
 class Faults:
@@ -33,6 +33,6 @@ class Faults:
         warnings.warn(
             f"{type(culprit).__name__} failed ({type(error).__name__}: {error}); {consequence}; the traceback is "
             "engine.first_fault, and strict=True raises the error",
-            ForerunWarning,
+            FaultWarning,
             stacklevel=4,
         )
