@@ -341,7 +341,7 @@ def _decoder_ids(
     if mask is not None and ids is None:
         raise InvalidArgument("decoder_attention_mask without decoder_input_ids: give both, or neither")
     if mask is not None and ids is not None:
-        check_mask(mask, tuple(ids.shape), "decoder_input_ids", "decoder_attention_mask")
+        mask = check_mask(mask, tuple(ids.shape), "decoder_input_ids", "decoder_attention_mask").to(ids.device)
     takes_any_start = scorer.model.config.model_type == "whisper"
     if ids is not None and takes_any_start:
         return ids
@@ -349,11 +349,29 @@ def _decoder_ids(
     start = start.to("cpu" if ids is None else ids.device)
     if ids is None:
         return start
+    if mask is not None and not bool(mask.all()):
+        ids, encoder_kwargs["decoder_attention_mask"] = _with_starts(ids, mask, start)
+        return ids
     if bool((ids[:, :1] == start).any()):
         return ids
     if mask is not None:
         encoder_kwargs["decoder_attention_mask"] = torch.cat([torch.ones_like(mask[:, :1]), mask], dim=1)
     return torch.cat([start, ids], dim=1)
+
+
+def _with_starts(ids: Tensor, mask: Tensor, start: Tensor) -> tuple[Tensor, Tensor]:
+    """Ragged rows [B, L], each with the start token before its first own one, as it would have alone; and their mask.
+
+    What padding holds does not count: for T5 it looks like the start token.
+    """
+    first = mask.int().argmax(dim=1, keepdim=True)  # [B, 1]
+    lacks = (ids.gather(1, first) != start) | ~mask.any(dim=1, keepdim=True)
+    if not bool(lacks.any()):
+        return ids, mask
+    ids, mask = torch.cat([start, ids], dim=1), torch.cat([torch.zeros_like(mask[:, :1]), mask], dim=1)
+    # One column on, the place before a row's first token has the number that token had.
+    ids = ids.scatter(1, first, torch.where(lacks, start, ids.gather(1, first)))
+    return ids, mask.scatter(1, first, lacks | mask.gather(1, first))
 
 
 def _start(asked: Any, count: int, configs: Sequence[GenerationConfig], vocab_size: int) -> Tensor:

@@ -128,6 +128,23 @@ def test_ragged_beginnings_are_rows_of_their_own() -> None:
     assert out.sequences[:, :4].tolist() == (ids * mask).tolist()
 
 
+@pytest.mark.parametrize("side", ("left", "right"))
+@pytest.mark.parametrize("pad", (2, 7), ids=("padded with the start token", "padded with another"))
+def test_ragged_beginnings_get_the_start_token_as_they_would_alone(pad: int, side: str) -> None:
+    """Before each row's own first token, not before its padding; the last row has it already."""
+    ours, rows = decoder("bart"), [[30], [31, 32, 33], [9, 11], [2, 9]]
+    places = [slice(3 - len(row), 3) if side == "left" else slice(len(row)) for row in rows]
+    ids, mask = torch.full((4, 3), pad), torch.zeros(4, 3, dtype=torch.int64)
+    for i, (row, place) in enumerate(zip(rows, places, strict=True)):
+        ids[i, place], mask[i, place] = torch.tensor(row), 1
+    settings = {"max_new_tokens": NEW, "pad_token_id": 0, "decoder_start_token_id": 2}
+    out = ours.generate(**inputs("bart"), decoder_input_ids=ids, decoder_attention_mask=mask, **settings)
+    assert [list(row.request.prompt) for row in out.rows] == [[2, 30], [2, 31, 32, 33], [2, 9, 11], [2, 9]]
+    for row, source in enumerate(rows_of("bart")[:4]):
+        alone = ours.generate(source[None], decoder_input_ids=torch.tensor([rows[row]]), **settings)
+        assert out.new_tokens[row] == alone.new_tokens[0]
+
+
 def test_several_sequences_encode_their_source_once() -> None:
     ours = decoder("bart")
     out = ours.generate(**inputs("bart"), max_new_tokens=NEW, temperature=0.8, num_return_sequences=5, seed=1)
