@@ -11,6 +11,7 @@ from torch import Tensor
 
 from forerun.engine import FinishReason, RowResult, Stats
 from forerun.engine.row import TokenLogprob
+from forerun.engine.stops import decode_settings
 from forerun.errors import InvalidArgument
 from forerun.math.transfer import int64
 from forerun.types import Origin
@@ -85,7 +86,7 @@ class GenerateResult:
 
 def decode_text(tokenizer: Any, tokens: Iterable[int]) -> str:
     """Tokens as text, without special ones and without tidying."""
-    text: str = tokenizer.decode(list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False)
+    text: str = tokenizer.decode(list(tokens), **decode_settings(tokenizer, skip_special=True))
     return text
 
 

@@ -104,6 +104,20 @@ def test_a_stop_string_is_looked_for_in_the_text_that_is_told() -> None:
         assert rule.cut([0], [1, 2]) == ((1, FinishReason.STOP) if ends else (2, None))
 
 
+class Plain:
+    """A tokenizer that turns ids into text and takes no settings."""
+
+    def decode(self, ids: list[int]) -> str:
+        return " ".join(("yes", ".", "no")[token] for token in ids)
+
+
+@pytest.mark.parametrize("tokenizer", [Tokenizer(WordLevel({"yes": 0, ".": 1, "no": 2})), Plain()])
+def test_tokenizers_with_fewer_settings_tell_and_stop(tokenizer: Any) -> None:
+    assert decode_text(tokenizer, [0, 1, 2]) == "yes . no"
+    rule = StopRule(Request(prompt=(2,), max_new_tokens=9, stop_strings=("yes .",)), 9, tokenizer)
+    assert rule.cut([0], [1, 2]) == (1, FinishReason.STOP)
+
+
 def test_stop_before_and_after_the_budget() -> None:
     place = next(place for place in PLACES if place % 5 == 2)
     stop = frozenset({answer()[place]})

@@ -18,9 +18,7 @@ class StopRule:
 
     def __init__(self, request: Request, budget: int, tokenizer: Any) -> None:
         self.request, self.budget, self.tokenizer = request, budget, tokenizer
-        # Not tidied, whatever the tokenizer's settings say, as no text is that is told.
-        untidied = request.stop_strings and _takes(tokenizer.decode, "clean_up_tokenization_spaces")
-        self._settings = {"clean_up_tokenization_spaces": False} if untidied else {}
+        self._settings = decode_settings(tokenizer, skip_special=False) if request.stop_strings else {}
         self.window = BYTES_PER_CHARACTER * max((len(text) for text in request.stop_strings), default=0) + EDGE
 
     def cut(self, output: Sequence[int], new: Sequence[int]) -> tuple[int, FinishReason | None]:
@@ -53,8 +51,15 @@ class StopRule:
         return [*self.request.prompt[-missing:], *gained] if missing else gained
 
     def _decode(self, tokens: Sequence[int]) -> str:
-        text: str = self.tokenizer.decode(tokens, skip_special_tokens=False, **self._settings)
+        text: str = self.tokenizer.decode(tokens, **self._settings)
         return text
+
+
+def decode_settings(tokenizer: Any, skip_special: bool) -> dict[str, bool]:
+    """Keywords for `tokenizer.decode`, of those that it takes: some have none. Nothing is tidied, whatever the
+    tokenizer's settings say, so that the text which is told is the one that was looked through."""
+    wanted = {"skip_special_tokens": skip_special, "clean_up_tokenization_spaces": False}
+    return {name: value for name, value in wanted.items() if _takes(tokenizer.decode, name)}
 
 
 def _takes(method: Callable[..., object], keyword: str) -> bool:
