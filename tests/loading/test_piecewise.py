@@ -108,6 +108,14 @@ def _memories() -> Iterator[torch.UntypedStorage]:
             yield each.untyped_storage()
 
 
+@pytest.fixture
+def thawed() -> Iterator[None]:
+    """Objects that were left out of sight are the collector's again."""
+    yield
+    gc.unfreeze()
+
+
+@pytest.mark.usefixtures("thawed")
 def test_no_more_than_some_rows_are_wide_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And the control: loaded first, all matrices are wide when the first is rounded."""
     monkeypatch.setattr(quantise, "AT_ONCE", 8192)
