@@ -15,8 +15,10 @@ import torch
 from llguidance import LLMatcher
 from torch import Tensor
 
+from forerun.cache.base import KeyValueCache
 from forerun.cache.blocks import BlockPool
 from forerun.cache.paged import PagedCache
+from forerun.cache.ragged import RaggedCache
 from forerun.config import SamplingParams
 from forerun.drafters.draft_model import DraftModel
 from forerun.drafters.growth import Growth, Node, RowTree
@@ -161,6 +163,32 @@ def test_requests_that_wait_cost_a_step_little() -> None:
     assert growth(make, 50) < CONSTANT * 1.3
 
 
+CACHES: dict[str, Callable[[int], KeyValueCache]] = {
+    "unbounded": lambda n: RaggedCache(),
+    "bounded": lambda n: RaggedCache(n * 200),
+    "blocks": lambda n: PagedCache(n * 200, torch.device("cpu"), block_size=16),
+}
+
+
+@pytest.mark.parametrize("kind", CACHES)
+def test_many_requests_are_taken_in_at_once(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The needs of those that run are added up once, not again for each newcomer."""
+    monkeypatch.setattr(Engine, "_read_prompts", lambda self: None)
+
+    def make(n: int) -> Callable[[], object]:
+        engine = Engine(Scorer(tiny_model("llama"), cache=CACHES[kind](n)), None, Constant(0))
+        for number in range(n):
+            engine.add(request(number))
+
+        def take_in() -> None:
+            engine._admit()
+            assert len(engine._running) == n
+
+        return take_in
+
+    assert growth(make, 100) < IN_PROPORTION
+
+
 def test_all_requests_are_given_up_at_once() -> None:
     def make(n: int) -> Callable[[], object]:
         engine = Engine(Scorer(tiny_model("llama")), None, Constant(0))
@@ -299,7 +327,12 @@ def test_a_prompt_is_walked_once_for_its_repetition_penalty(monkeypatch: pytest.
 
 def test_a_prompt_that_waits_for_room_is_copied_once() -> None:
     class Full:
-        def has_room(self, ends: Any, new: Any) -> bool:
+        num_tokens = 1
+
+        def needs(self, ends: Any) -> int:
+            return len(ends)
+
+        def takes(self, needs: int, new: Any) -> bool:
             return len(new.tokens) < 0
 
     row, admission = a_row(0, range(100), [], SamplingParams()), Admission()

@@ -16,7 +16,8 @@ from forerun.cache.ragged import RaggedCache
 
 # What leaves rows, slots, lengths and blocks as they are. `move`, `layer` and `write` are a pass's own doing.
 READING = {
-    "addresses", "beside", "has_room", "layer", "length", "locate", "move", "num_bytes", "read", "slot", "write",
+    "addresses", "beside", "has_room", "layer", "length", "locate", "move", "needs", "num_bytes", "read", "slot",
+    "takes", "write",
 }  # fmt: skip
 KINDS: dict[str, Callable[[], KeyValueCache]] = {
     "ragged": RaggedCache,

@@ -10,6 +10,7 @@ from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -424,7 +425,7 @@ def test_a_row_that_waits_no_longer_leaves_no_copy_of_its_prompt() -> None:
     row: Any = SimpleNamespace(
         handle=1, number=0, history=list(range(9)), remaining=4, request=SimpleNamespace(source=None)
     )
-    full: Any = SimpleNamespace(has_room=lambda ends, new: False)
+    full = Mock(spec=KeyValueCache, num_tokens=1, takes=lambda needs, new: False)
     admission = Admission()
     assert not admission.fits([full], [], row) and len(admission._beginning) == 8
     assert admission.fits([], [], row) and not admission._beginning

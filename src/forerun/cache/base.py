@@ -116,9 +116,17 @@ class KeyValueCache(ABC):
     def num_tokens(self) -> int | None:
         """Keys of all rows together that there may be; None where nothing bounds them."""
 
-    @abstractmethod
     def has_room(self, ends: Mapping[int, int], new: NewRow | None = None) -> bool:
         """Whether these rows can grow to so many keys, and a new row beside them. This changes nothing."""
+        return self.takes(self.needs(ends), new)
+
+    @abstractmethod
+    def needs(self, ends: Mapping[int, int], so_far: int = 0) -> int:
+        """What these rows and those counted `so_far` need to grow to so many keys: a number that `takes` knows."""
+
+    @abstractmethod
+    def takes(self, needs: int, new: NewRow | None = None) -> bool:
+        """Whether there is room for what rows need, and for a new row beside them. This changes nothing."""
 
     @abstractmethod
     def admit(self, row: int) -> None:

@@ -89,14 +89,16 @@ class PagedCache(KeyValueCache):
             return RaggedCache()
         return PagedCache(lambda: self.num_tokens, device, longest=self._longest, block_size=self.block_size)
 
-    def has_room(self, ends: Mapping[int, int], new: NewRow | None = None) -> bool:
+    def needs(self, ends: Mapping[int, int], so_far: int = 0) -> int:
+        return so_far + sum(max(self._num_blocks(end) - len(self._blocks[row]), 0) for row, end in ends.items())
+
+    def takes(self, needs: int, new: NewRow | None = None) -> bool:
         room = self.pool.num_available
-        needed = sum(max(self._num_blocks(end) - len(self._blocks[row]), 0) for row, end in ends.items())
         if new is not None:
             shared = self.pool.find(new.tokens, new.source).blocks
-            needed += self._num_blocks(new.end) - len(shared)
+            needs += self._num_blocks(new.end) - len(shared)
             room -= sum(map(self.pool.is_idle, shared))
-        return needed <= room
+        return needs <= room
 
     def admit(self, row: int) -> None:
         assert row not in self._slot, f"row {row} is there already"

@@ -39,10 +39,13 @@ class RaggedCache(KeyValueCache):
     def beside(self, device: torch.device) -> RaggedCache:
         return RaggedCache(self._num_tokens)
 
-    def has_room(self, ends: Mapping[int, int], new: NewRow | None = None) -> bool:
+    def needs(self, ends: Mapping[int, int], so_far: int = 0) -> int:
+        return max(so_far, max(ends.values(), default=0))
+
+    def takes(self, needs: int, new: NewRow | None = None) -> bool:
         if self._num_tokens is None:
             return True
-        longest = max([*self._length.values(), *ends.values(), 0 if new is None else new.end], default=0)
+        longest = max(needs, max(self._length.values(), default=0), 0 if new is None else new.end)
         return self._fits(len(self._slot) + (new is not None), longest)
 
     def _fits(self, num_slots: int, longest: int) -> bool:
@@ -57,7 +60,8 @@ class RaggedCache(KeyValueCache):
         self._length[row] = self._written[row] = 0
         if (number := len(self._slot)) > self.num_slots:
             wanted = max(number, int(self.num_slots * GROWTH) if self.layers else 0)
-            self._resize(number, max(self._length.values()), wanted, self.capacity)
+            longest = max(self._length.values()) if self.capacity else 0
+            self._resize(number, longest, wanted, self.capacity)
 
     def release(self, row: int) -> None:
         """Forget a row; the last slot moves into its place."""
@@ -152,9 +156,10 @@ class RaggedCache(KeyValueCache):
         if self._num_tokens is not None and num_slots * capacity > self._num_tokens:
             num_slots = needed_slots
             capacity = max(needed_keys, min(capacity, self._num_tokens // num_slots))
+        if capacity < self.capacity:
+            self._written = {row: min(end, capacity) for row, end in self._written.items()}
         self.version += 1
         self.num_slots, self.capacity = num_slots, capacity
-        self._written = {row: min(end, capacity) for row, end in self._written.items()}
         for layer in self.layers.values():
             layer.keys = _resized(layer.keys, num_slots, capacity)
             layer.values = _resized(layer.values, num_slots, capacity)

@@ -22,6 +22,7 @@ class Admission:
         self._round_tokens = FIRST_ROUND
         self._copied: tuple[int, int] | None = None  # the handle and the length of the row below
         self._beginning: list[int] = []
+        self._needs: dict[KeyValueCache, int] = {}  # of the running rows, while newcomers are taken in
 
     def observe(self, tokens: int) -> None:
         """A row was given so many positions in a round; the next may take as many."""
@@ -29,12 +30,28 @@ class Admission:
 
     def fits(self, caches: Sequence[KeyValueCache], running: Iterable[Row], new: Row | None = None) -> bool:
         """Whether the running rows have room for another round, and a new one beside them."""
-        ends = {row.number: self._end(row) for row in running}
-        asked = None if new is None else NewRow(self._known(new), new.request.source, self._end(new))
-        has_room = all(cache.has_room(ends, asked) for cache in caches)
+        asked = None
+        if new is None:
+            self.recount()
+        bounded = [cache for cache in caches if cache.num_tokens is not None]
+        if bounded and new is not None:
+            asked = NewRow(self._known(new), new.request.source, self._end(new))
+        if any(cache not in self._needs for cache in bounded):
+            ends = {row.number: self._end(row) for row in running}
+            self._needs = {cache: cache.needs(ends) for cache in bounded}
+        has_room = all(cache.takes(self._needs[cache], asked) for cache in bounded)
         if has_room and new is not None:  # it waits no longer
             self._copied, self._beginning = None, []
         return has_room
+
+    def count(self, new: Row) -> None:
+        """A row was taken in and has changed nothing for the others: counted beside them, not all of them anew."""
+        ends = {new.number: self._end(new)}
+        self._needs = {cache: cache.needs(ends, so_far) for cache, so_far in self._needs.items()}
+
+    def recount(self) -> None:
+        """Rows have gone, or gained tokens."""
+        self._needs = {}
 
     def check(self, caches: Sequence[KeyValueCache], num_prompt: int, budget: int) -> None:
         """Refuse a row that would not fit although it were alone."""

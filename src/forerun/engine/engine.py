@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from heapq import heappop, heappush
 from threading import Thread, current_thread
 from typing import Any
 
@@ -144,6 +145,7 @@ class Engine:
         self._unjudged: list[tuple[Row, Tensor]] = []
         self._owes_round = False  # whether the others go on before more is admitted
         self._held: set[int] = set()  # row numbers that target and drafter know, kept prefixes included
+        self._free: list[int] = []  # a heap of those below some held one; both together are all from 0 on
         self._handles = itertools.count()
         self._round_numbers = itertools.count(1)
         self.faults = Faults(strict)
@@ -715,7 +717,7 @@ class Engine:
     def _start_over(self) -> None:
         """After an error the keys may be wrong: drop them all, and admit the rows again from their texts."""
         rows = {row.handle: row for row in (*self._running.values(), *self._waiting)}
-        held, self._held = self._held, set()
+        held, self._held, self._free = self._held, set(), []
         self._waiting, self._running, self._unjudged = list(rows.values()), {}, []
         self._owes_round = self._is_crowded = False
         self.prefixes.clear()
@@ -838,14 +840,17 @@ class Engine:
     def _take_in_waiting(self) -> None:
         """Waiting rows in their order, as long as they fit; what they have to read is read, as far as there is room."""
         started = self.clock()
+        self.admission.recount()  # an error may have come between
         while self._waiting and self._may_take_in(self._waiting[0]):
             row = self._waiting[0]
             self._take_in(row)
             row.is_reading = True
             self._running[row.number] = row
             self._waiting.remove(row)
+            self.admission.count(row)
             if len(self._running) == 1:
                 self._has_room()  # or kept rows go
+        self.admission.recount()
         self._is_blocked = bool(self._waiting)
         self._encode()
         if any(row.is_reading for row in self._running.values()):
@@ -872,7 +877,7 @@ class Engine:
             self.drafting.notify("rewind", [row.number], [known])
             self._predict(row)
             return
-        row.number = next(number for number in itertools.count() if number not in self._held)
+        row.number = heappop(self._free) if self._free else len(self._held)
         self._held.add(row.number)
         self.target.admit(row.number)
         self.drafting.notify("admit", row.number, row.request.prompt)
@@ -911,6 +916,7 @@ class Engine:
             if not self.prefixes.evict():
                 return False
             self._let_go()
+            self.admission.recount()
         return True
 
     def _preempt_newest(self) -> None:
@@ -1116,6 +1122,7 @@ class Engine:
             self.target.release(number)
             self.drafting.notify("release", number)
             self._held.discard(number)
+            heappush(self._free, number)
 
 
 def _came_true(guess: Guess | None, gained: Progress) -> tuple[int, bool] | None:
