@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import gc
+import time
 import weakref
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from threading import Event, Thread
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from forerun.engine.device.capture import Work, no_garbage_collected
+from forerun.engine.device.capture import Work, capture, no_garbage_collected
 from forerun.engine.device.recorder import Recorder
+from forerun.kernels.captures import capture_stream
+from forerun.kernels.linear import measured
+from forerun.kernels.remembered import Remembered
 
 
 class Cycle:
@@ -82,3 +89,86 @@ def test_memory_of_graphs_from_before_a_failed_capture_is_counted(monkeypatch: p
     recorder.record(lambda: None, ())
     assert used == [(0, 1), (0, 1), (0, 2), (0, 2)] and recorder.num_bytes() == 210
     assert recorder.num_recordings == 3
+
+
+class FakeGraph:
+    """Stands in for `torch.cuda.graph`: notices a capture within another's time, and what each was given."""
+
+    running, most, given = 0, 0, list[dict[str, Any]]()
+
+    def __init__(self, graph: Any, **given: Any) -> None:
+        FakeGraph.given.append(given)
+
+    def __enter__(self) -> None:
+        FakeGraph.running += 1
+        FakeGraph.most = max(FakeGraph.most, FakeGraph.running)
+        time.sleep(0.02)
+
+    def __exit__(self, *error: object) -> None:
+        FakeGraph.running -= 1
+
+
+@pytest.fixture
+def two_gpus(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """Whose first entry is the current device."""
+    current = [0]
+    FakeGraph.running, FakeGraph.most, FakeGraph.given = 0, 0, []
+    for name, fake in {
+        "graph": FakeGraph,
+        "CUDAGraph": lambda: SimpleNamespace(replay=lambda: None),
+        "Stream": lambda index: SimpleNamespace(of=index),
+        "stream": nullcontext,
+        "current_stream": lambda: None,
+        "current_device": lambda: current[0],
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, fake)
+    capture_stream.cache_clear()
+    yield current
+    capture_stream.cache_clear()
+
+
+def test_a_capture_is_on_a_stream_of_its_own_device(two_gpus: list[int]) -> None:
+    """Also where another device was the first to capture, and again on the same stream: pools are shared on it."""
+    for two_gpus[0] in (0, 1, 0, 1):
+        capture(lambda: None, None)
+    streams = [given["stream"] for given in FakeGraph.given]
+    assert [stream.of for stream in streams] == [0, 1, 0, 1]
+    assert streams[0] is streams[2] and streams[1] is streams[3]
+
+
+def test_a_pass_does_not_wait_for_a_capture_that_waits_for_it(
+    two_gpus: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Products are timed within a pass, and another thread may capture a pass of the same model."""
+    monkeypatch.setattr(measured, "PATIENCE", 0.01)
+    monkeypatch.setattr(measured, "_is_chosen_on", lambda device: False)
+    monkeypatch.setattr(measured, "_answers", lambda device: Remembered("none", dict))
+    monkeypatch.setattr(measured, "_times", lambda *_: {"kernel": measured._microseconds(lambda: None)})
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    weight: Any = SimpleNamespace(device=torch.device("cuda:0"), shape=(8, 8), dtype=torch.bfloat16)
+    answers, is_asked = list[bool](), Event()
+
+    def asks() -> None:
+        answers.append(measured.prefers_library(1, weight, False))
+        is_asked.set()
+
+    def work() -> None:
+        Thread(target=asks).start()
+        assert is_asked.wait(10)
+
+    capture(work, None)
+    assert answers == [True]
+
+
+def test_threads_capture_one_after_the_other(two_gpus: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measured, "REPEATS", -1)  # nothing is replayed
+    works: list[Callable[[], object]] = [
+        lambda: capture(lambda: None, None),
+        lambda: measured._microseconds(lambda: None),
+    ]
+    threads = [Thread(target=work) for work in works * 2]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(FakeGraph.given) == 4 and FakeGraph.most == 1

@@ -12,6 +12,7 @@ import torch
 from forerun.bench.decode.calls import Prompt
 from forerun.decoder import SpeculativeDecoder
 from forerun.drafters import DraftModel
+from forerun.kernels.captures import capture_stream
 
 TOKENS = 24  # of a call: a few rounds, and every graph is captured
 
@@ -67,16 +68,9 @@ def _cleared(device: torch.device) -> int:
 def _warm_libraries(target: Any) -> None:
     """Workspaces of matrix libraries are theirs, whoever multiplies: one a stream, and captures have their own."""
     head = target.get_output_embeddings().weight
-    for stream in (torch.cuda.current_stream(target.device), _capture_stream()):
+    current = torch.cuda.current_stream(target.device)
+    for stream in (current, capture_stream(current.device_index)):
         with torch.cuda.stream(stream):
             for rows in (1, 64):
                 torch.nn.functional.linear(head[:rows], head[:64])
     torch.cuda.synchronize(target.device)
-
-
-def _capture_stream() -> torch.cuda.Stream:
-    """The one that `torch.cuda.graph` captures on where it is given none: made with the first of them."""
-    torch.cuda.graph(torch.cuda.CUDAGraph())
-    stream = torch.cuda.graph.default_capture_stream
-    assert stream is not None
-    return stream

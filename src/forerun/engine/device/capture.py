@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from forerun.kernels.captures import capturing, one_at_a_time
 from forerun.kernels.counters import of_one_graph
 
 Work = Callable[[], None]
@@ -24,19 +25,20 @@ _broken: list[Any] = []  # torch's allocators keep pointers to graphs whose capt
 def capture(work: Work, pool: Any) -> Any:
     """A `torch.cuda.CUDAGraph` of `work` on the current device, its memory taken from `pool`."""
     graph: Any = torch.cuda.CUDAGraph()
-    try:
-        # The second context brings the caller's stream back, which a failing `graph` forgets.
-        with (
-            no_garbage_collected(),
-            of_one_graph(),
-            torch.cuda.stream(torch.cuda.current_stream()),
-            torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"),
-        ):
-            work()
-    except Exception:
-        _broken.append(graph)
-        _tidy(pool)
-        raise
+    with one_at_a_time:  # what is done after a failure belongs to the capture
+        try:
+            # The third context brings the caller's stream back, which a failing capture forgets.
+            with (
+                no_garbage_collected(),
+                of_one_graph(),
+                torch.cuda.stream(torch.cuda.current_stream()),
+                capturing(graph, pool),
+            ):
+                work()
+        except Exception:
+            _broken.append(graph)
+            _tidy(pool)
+            raise
     return graph
 
 
@@ -58,5 +60,5 @@ def _tidy(pool: Any) -> None:
         torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), pool)
         torch._C._cuda_releasePool(torch.cuda.current_device(), pool)
     # The end of any capture is what makes the generator draw again, from where it stood.
-    with torch.cuda.graph(torch.cuda.CUDAGraph(), capture_error_mode="thread_local"):
+    with capturing(torch.cuda.CUDAGraph()):
         torch.zeros(1, device="cuda")
