@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from threading import Event
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,10 +13,16 @@ import torch
 
 from forerun import kernels, ops
 from forerun.config import Kernels
+from forerun.engine import Engine, Request
+from forerun.engine.async_engine import AsyncEngine
 from forerun.engine.device import choose
 from forerun.engine.device.choose import describe, runner_for, why_not, why_nothing
+from forerun.engine.mailbox import Mailbox
 from forerun.lossy import Lenient
+from forerun.models.scorer import Scorer
+from forerun.policy import Constant
 from forerun.types import Rule
+from support.tiny import tiny_model
 
 
 def on_a_gpu(use: Kernels) -> Any:
@@ -68,3 +77,38 @@ def test_kernels_go_to_the_current_device_alone(monkeypatch: pytest.MonkeyPatch)
     other = SimpleNamespace(device=torch.device("cuda:1"), kernels=Kernels.ON, model=torch.nn.Linear(1, 1))
     assert "set_device(1)" in (why_nothing(other) or "")  # type: ignore[arg-type]
     assert not ops._on_gpu(SimpleNamespace(is_cuda=True, device=torch.device("cuda:1")), Kernels.ON)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("by_thread", [False, True], ids=["step", "AsyncEngine"])
+def test_steps_are_taken_on_the_targets_device(by_thread: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever device is the current one of the thread that steps: it is each thread's own, and at first cuda:0."""
+    current, stepped_on, over = [0], list[int](), Event()
+
+    @contextmanager
+    def device(entered: torch.device) -> Iterator[None]:
+        before, current[0] = current[0], entered.index
+        yield
+        current[0] = before
+
+    def step() -> list[Any]:
+        stepped_on.append(current[0])
+        engine._waiting.clear()
+        over.set()
+        return []
+
+    monkeypatch.setattr(torch.cuda, "device", device)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda chosen: current.__setitem__(0, chosen.index))
+    engine = Engine(Scorer(tiny_model("llama")), None, Constant(0))
+    monkeypatch.setattr(engine, "_step", step)
+    monkeypatch.setattr(engine.target, "device", torch.device("cuda:1"))
+    request = Request(prompt=(1, 2), max_new_tokens=1)
+    if by_thread:
+        with AsyncEngine(engine) as running:
+            running.send(request, Mailbox())
+            assert over.wait(20)
+        assert current == [1], "of its thread, which nobody else has"
+    else:
+        engine.add(request)
+        engine.step()
+        assert current == [0], "as it was"
+    assert stepped_on[0] == 1

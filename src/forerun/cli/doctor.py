@@ -134,7 +134,7 @@ def _gpu(index: int) -> Device:
     from forerun.config import kernels as asked
 
     name, what = f"cuda:{index}", torch.cuda.get_device_name(index)
-    lack = "FORERUN_KERNELS=off" if asked() is Kernels.OFF else kernels.why_not_triton(torch.device("cuda"))
+    lack = "FORERUN_KERNELS=off" if asked() is Kernels.OFF else kernels.why_not_triton(torch.device("cuda", index))
     if lack is not None:
         return Device(name, what, "torch reference", "torch reference", "step by step", f"{lack}; bfloat16 by default")
     rounds = "CUDA graphs, recorded when a shape is first met: seconds once; --no-compile turns it off"

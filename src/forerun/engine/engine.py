@@ -403,8 +403,12 @@ class Engine:
         """
         self.check_caller()
         refuse_autocast(self.target.model, self.target.device)
+        device = self.target.device
         with self._turnstile.stepping():
-            return self._step()
+            if device.type != "cuda":
+                return self._step()
+            with torch.cuda.device(device):  # the current one is each thread's own: kernels and recordings go there
+                return self._step()
 
     def check_caller(self) -> None:
         """Raise where another thread adds and steps."""
