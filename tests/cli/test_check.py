@@ -18,6 +18,7 @@ from torch import Tensor
 
 import forerun
 from cli.command import Command
+from forerun.checks import chi_square
 from forerun.checks.base import Outcome, Pair
 from forerun.checks.chi_square import detectable, fit, survival
 from forerun.checks.settings import CheckSettings
@@ -231,6 +232,13 @@ class TestChiSquare:
         for x in (0.5, 8.0, 60.0):
             law = stats.ncx2(7, shift) if shift else stats.chi2(7)
             assert math.isclose(survival(x, 7, shift), float(law.sf(x)), rel_tol=1e-6)
+
+    def test_a_large_shift_takes_the_terms_around_its_mean_alone(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """All of them are millions with a rounding that is large beside the temperature."""
+        central, counted = chi_square._central, list[int]()
+        monkeypatch.setattr(chi_square, "_central", lambda x, half: (counted.append(half.numel()), central(x, half))[1])
+        assert math.isclose(survival(1.005e6, 7, 1e6), float(stats.ncx2(7, 1e6).sf(1.005e6)), rel_tol=1e-6)
+        assert counted[0] < 2 * (12 * math.sqrt(1e6 / 2) + 31)
 
     def test_p_values_are_uniform_for_the_right_law_and_not_for_another(self) -> None:
         generator = torch.Generator().manual_seed(0)

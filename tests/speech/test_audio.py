@@ -75,6 +75,7 @@ def broken(folder: Path) -> dict[str, Path]:
     for name, content in files.items():
         found[name].write_bytes(content)
     found["nothing"] = write(folder / "nothing.wav", tone(0))
+    found["one"] = write(folder / "one.wav", tone(1)[:1], 48_000)
     found["nan"] = write(folder / "nan.wav", np.full(100, np.nan, dtype=np.float32), subtype="FLOAT")
     found["missing"], found["folder"] = folder / "missing.wav", folder
     return found
@@ -86,6 +87,7 @@ WRONG = {
     "header": "not a sound file",
     "garbage": "not a sound file",
     "nothing": "0 samples",
+    "one": "too short to hold sound .1 samples at 48000 Hz",
     "nan": "not numbers",
     "missing": "no such file",
     "folder": "a folder; give its",

@@ -61,7 +61,8 @@ def survival(statistic: float, freedom: int, shift: float = 0.0) -> float:
     """Chance that a (noncentral, by `shift`) chi-square variable of `freedom` degrees exceeds `statistic`."""
     if shift == 0:
         return float(_central(statistic, torch.tensor(freedom / 2)))
-    terms = torch.arange(int(shift / 2 + 12 * math.sqrt(shift / 2) + 30), dtype=torch.float64)
+    reach = 12 * math.sqrt(shift / 2) + 30  # what lies further from the mean weighs less than 1e-30, on both sides
+    terms = torch.arange(max(int(shift / 2 - reach), 0), int(shift / 2 + reach), dtype=torch.float64)
     log_weight = terms * math.log(shift / 2) - shift / 2 - torch.lgamma(terms + 1)
     return float((log_weight.exp() * _central(statistic, freedom / 2 + terms)).sum())
 

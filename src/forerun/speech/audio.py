@@ -64,7 +64,12 @@ def read(path: Path) -> Clip:
         raise UnreadableAudio(f"{path}: there is no sound in it (0 samples); record it again, or leave it out")
     _check_numbers(path, sound)
     missing = _missing_seconds(path) + (promised - len(sound)) / rate
-    return Clip(path, resampled(sound, rate), _ends_early(missing))
+    samples = resampled(sound, rate)
+    if not len(samples):
+        raise UnreadableAudio(
+            f"{path}: too short to hold sound ({len(sound)} samples at {rate} Hz); record it again, or leave it out"
+        )
+    return Clip(path, samples, _ends_early(missing))
 
 
 def _samples(path: Path, file: Any) -> NDArray[np.float32]:
