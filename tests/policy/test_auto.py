@@ -13,7 +13,8 @@ import pytest
 
 from forerun.policy import Constant, CostModel
 from forerun.policy.base import Policy
-from forerun.types import BatchView
+from forerun.policy.cost import DraftCost
+from forerun.types import BatchView, RoundOutcome
 from policy.rounds import as_draft, outcome, view
 from policy.simulation import ARM, CPU, GPU, World
 
@@ -203,6 +204,45 @@ def test_a_compiler_at_the_first_draft_does_not_end_drafting(rows: int) -> None:
     quick = run(CostModel(), rows, 3, draft_seconds=0.004, compile_seconds=4.0, **world)
     slow = run(CostModel(), rows, 3, draft_seconds=4.0, **world)
     assert len(quick.verified) > 50 * rows > 10 * rows > len(slow.verified)
+
+
+class OnceSlow(CostModel):
+    """Hears of one draft, the first of five tokens, as `factor` times too slow."""
+
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.factor = factor
+
+    def observe(self, outcome: RoundOutcome) -> None:
+        if max(outcome.drafted) == 5 and self.factor != 1:
+            outcome, self.factor = replace(outcome, draft_seconds=self.factor * outcome.draft_seconds), 1.0
+        super().observe(outcome)
+
+
+@pytest.mark.parametrize("name", MACHINES)
+@pytest.mark.parametrize("factor", [2.0, 10.0])
+def test_one_slow_draft_does_not_decide(name: str, factor: float) -> None:
+    """The second draft of all has five tokens. Believed alone, it kept drafts at 0.54 to 0.9 of the speed for good."""
+    machine, per_token = MACHINES[name]
+    world: dict[str, Any] = {"machine": machine, "alpha": always(0.9), "draft_seconds": per_token}
+    calm, disturbed = mean_rate(CostModel, 1, 8, **world), mean_rate(lambda: OnceSlow(factor), 1, 8, **world)
+    assert disturbed > 0.95 * calm
+
+
+def test_a_dear_length_is_believed_at_its_second_draft() -> None:
+    costs = DraftCost()
+    costs.add(1, 1, 0.01, steady=False, plain=0.1)
+    costs.add(1, 5, 0.5, steady=True, plain=0.1)
+    assert costs.table(1, 5)[5] == pytest.approx(0.05)
+    costs.add(1, 5, 0.5, steady=True, plain=0.1)
+    assert costs.table(1, 5)[5] == pytest.approx(0.5)
+
+
+def test_a_drafter_that_was_slow_from_the_start_is_believed_at_once() -> None:
+    costs = DraftCost()
+    costs.add(1, 1, 0.3, steady=False, plain=0.1)  # more than a draft worth trying takes
+    costs.add(1, 5, 0.5, steady=True, plain=0.1)
+    assert costs.table(1, 5)[5] == pytest.approx(0.5)
 
 
 def test_rounds_that_ask_nobody_cost_no_credit() -> None:

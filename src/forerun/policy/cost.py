@@ -13,6 +13,7 @@ TRUSTED = 3  # samples: the first of a shape is often a warm-up, and a bucket ho
 ALIKE = 0.1  # of the median: a plain round that differs by no more says that nothing has changed
 PLAUSIBLE = 1.25  # times what as many plain rounds would cost: a first sample below that was no warm-up
 WARM_UP = 0.6  # plain rounds a drafted token: a first draft that took longer is taken for a warm-up
+SURPRISE = 1.25  # times what other lengths promise: a first draft of its length that took longer is not believed yet
 GENTLE_SLOPE = 0.1  # of a plain round per position and row: growth assumed beyond the first jump until measured
 FIXED = 0.5  # of a plain round's time: what is assumed to be the same for fewer rows until they have been measured
 ALONG = 32  # unread tokens that a draft takes in along with the last one, at next to no cost
@@ -163,14 +164,19 @@ class DraftCost:
     def __init__(self) -> None:
         self._tables: dict[int, dict[int, Samples]] = {}
         self._guessed: set[tuple[int, int]] = set()  # rows and lengths of which only a warm-up was seen
+        self._doubted: set[tuple[int, int]] = set()  # rows and lengths whose first draft was a surprise
 
     def add(self, rows: int, longest: int, seconds: float, steady: bool, plain: float = math.inf) -> None:
         """`steady`: every drafting row also drafted in the round before, so no cache had to catch up.
 
         The first draft of all may have waited for a compiler, seconds for what takes milliseconds: beyond what a draft
-        worth trying takes, in plain rounds of `plain` seconds, it is a guess until the next one.
+        worth trying takes, in plain rounds of `plain` seconds, it is a guess until the next one. A length that looks
+        dear is not drafted again, so that nothing would correct a first sample that was disturbed: it needs a second.
         """
         shape = _near(rows), longest
+        if steady and self._is_doubtful(shape, seconds):
+            self._doubted.add(shape)
+            return
         samples = self._tables.setdefault(shape[0], {}).setdefault(longest, Samples())
         if (steady and not samples.trusted) or shape in self._guessed:
             samples.values.clear()
@@ -180,6 +186,19 @@ class DraftCost:
             seconds = WARM_UP * plain * longest
         if steady or not samples.trusted:
             samples.add(longest, seconds, believable=steady)
+
+    def _is_doubtful(self, shape: tuple[int, int], seconds: float) -> bool:
+        """Whether the first steady draft of a length took much longer than others promise; once for each length.
+
+        Where the first draft of all was slow already, its guess promises nothing: this may be a slow drafter.
+        """
+        rows, longest = shape
+        known = self._tables.get(rows, {})
+        if all((rows, length) in self._guessed for length in known):
+            return False
+        if shape in self._doubted or (longest in known and known[longest].trusted):
+            return False
+        return seconds > SURPRISE * self.table(rows, longest)[longest]
 
     @property
     def is_known(self) -> bool:
