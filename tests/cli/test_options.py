@@ -159,3 +159,23 @@ def test_completion_knows_commands_and_options() -> None:
     complete = BashComplete(cli, {}, "forerun", "_FORERUN_COMPLETE")
     assert [item.value for item in complete.get_completions([], "gen")] == ["generate"]
     assert "--draft-top-k" in [item.value for item in complete.get_completions(["generate"], "--draft")]
+
+
+@pytest.mark.parametrize(("typed", "current"), [("cuda:1", [1]), ("cuda:2", []), ("cuda", []), ("cpu", []), (None, [])])
+def test_a_gpu_that_is_named_becomes_the_current_one(
+    typed: str | None, current: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kernels go to the current device, and nobody can call set_device from a shell."""
+    made: list[int] = []
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    monkeypatch.setattr("torch.cuda.set_device", made.append)
+    seen: list[str | None] = []
+
+    @click.command(cls=GroupedCommand)
+    @options_from(ModelSettings, "Model", "device")
+    def command(device: str | None) -> None:
+        seen.append(device)
+
+    arguments = [] if typed is None else ["--device", typed]
+    CliRunner().invoke(command, arguments, standalone_mode=False, catch_exceptions=False)
+    assert (seen, made) == ([typed], current)

@@ -104,6 +104,20 @@ def number(group: str, *names: str, least: int = 1, **settings: Any) -> Callable
     return option(group, *names, type=click.IntRange(min=least), **settings)
 
 
+def _made_current(context: click.Context, parameter: click.Parameter, device: str | None) -> str | None:
+    """A GPU that is named by its number becomes the process's: kernels and recordings go to the current one.
+
+    What is no device is left to whoever loads the model, and says so.
+    """
+    kind, _, index = (device or "").partition(":")
+    if kind == "cuda" and index.isdecimal():
+        import torch  # not above: `--help` does without it
+
+        if int(index) < torch.cuda.device_count():
+            torch.cuda.set_device(int(index))
+    return device
+
+
 def options_from(
     kind: type[DataclassInstance], group: str, /, *names: str, given_only: bool = False, **changes: Mapping[str, Any]
 ) -> Callable[[Function], Function]:
@@ -125,6 +139,8 @@ def options_from(
         if given_only:
             settings |= {"default": None} | ({"show_default": str(d)} if (d := settings["default"]) is not None else {})
         settings |= changes.get(name, {})
+        if name == "device":
+            settings.setdefault("callback", _made_current)
         if settings.get("multiple"):
             settings["help"] = f"{settings['help']} May be given again."
         decorators.append(option(group, *settings.pop("flags"), name, **settings))
