@@ -22,9 +22,19 @@ from forerun.drafters.base import Drafter
 from forerun.engine import Engine, Request
 from forerun.engine.device.choose import describe
 from forerun.errors import InvalidArgument, ModelNotFound, NonFiniteLogits
-from forerun.inputs import REMEDY, Prompts, as_tensors, check_ids, read_inputs, refuse_for_causal, unpadded
+from forerun.inputs import (
+    REMEDY,
+    Prompts,
+    as_tensors,
+    check_ids,
+    mask_of_padding,
+    read_inputs,
+    refuse_for_causal,
+    unpadded,
+)
 from forerun.inside_generate import decoder_inputs, listening, read_call
-from forerun.keywords import GenerateCall, GenerateKeywords, check_tokenizer, parse_generate_kwargs
+from forerun.kernels import on_device
+from forerun.keywords import GenerateCall, GenerateKeywords, check_tokenizer, padding_id, parse_generate_kwargs
 from forerun.math.attention import Form
 from forerun.models.adapters import unwrapped
 from forerun.models.autocast import refuse_autocast
@@ -113,7 +123,7 @@ class SpeculativeDecoder:
             strict=flag("strict", strict),
         )
         self.ranks = join(target)
-        with Evaluation((target,)):
+        with Evaluation((target,)), on_device(target.device):
             if self.ranks is None:
                 scorer = self._new_scorer()
                 self.self_check = examine_target(scorer, wanted)
@@ -233,9 +243,9 @@ class SpeculativeDecoder:
 
         Processors and stopping criteria of the caller are applied as transformers would, or refused; a `streamer` is
         given the text as it comes.
-        Sampled text follows `seed=` in that call, or else torch's generator, so that `torch.manual_seed` governs it as
-        it does transformers' own; draft lengths then go by acceptance alone. A row that fails raises, unless the whole
-        result is asked for by `return_dict_in_generate`.
+        Sampled text follows `seed=` in that call. Without one its numbers are drawn from torch's generator, which
+        `torch.manual_seed` governs; the same text then comes again where draft lengths do not depend on the clock, as
+        they do under `auto`. A row that fails raises, unless all is asked for by `return_dict_in_generate`.
         `stop_strings=` go to `decoder.generate`, or in as a `StopStringCriteria` beside a decoder with a tokenizer:
         transformers keeps `tokenizer=` from functions and refuses them.
         A Whisper's `generate` decodes window by window, by rules that only its processors know: see `forerun.speech`.
@@ -281,14 +291,17 @@ class SpeculativeDecoder:
             raise InvalidArgument("as_custom_generate belongs to another model than the one whose generate was called")
         surrounding = read_call(model, input_ids, processors, criteria, config, model_kwargs)
         mask, keywords = model_kwargs.get("attention_mask"), {**surrounding.keywords, **others}
-        if keywords.get("do_sample") and keywords["seed"] is None:
+        is_seeded = keywords["seed"] is not None
+        if keywords.get("do_sample") and not is_seeded:
             keywords["seed"] = int(torch.randint(2**63 - 1, ()))
         if isinstance(self.engine.target, Seq2SeqScorer):
             begins = decoder_inputs(input_ids, model_kwargs, keywords)
             call, like = self._parse(None, mask, {**keywords, **begins})
         else:
+            mask = torch.ones_like(input_ids) if mask is None else mask  # transformers leaves one without zeros out
             call, like = self._parse(input_ids, mask, keywords)
-        return replace(call, requests=tuple(map(surrounding.for_row, call.requests, range(len(call.requests))))), like
+        requests = tuple(map(surrounding.for_row, call.requests, range(len(call.requests))))
+        return replace(call, requests=requests, is_seeded=is_seeded), like
 
     def _engine_of_call(self, drafter: Any) -> Engine:
         """An engine with another drafter, and with keys and a policy of its own: other calls do not notice it."""
@@ -296,7 +309,7 @@ class SpeculativeDecoder:
         if key not in self._call_engines:
             drafting = _drafter(drafter, self.target)
             policy = self._another_policy()
-            with Evaluation((self.target,)):
+            with Evaluation((self.target,)), on_device(self.target.device):
                 self._call_engines[key] = drafter, self._new_engine(self._new_scorer(), drafting, policy)
         self._call_engines.move_to_end(key)
         while len(self._call_engines) > MOST_CALL_DRAFTERS:
@@ -338,6 +351,8 @@ class SpeculativeDecoder:
         else:
             refuse_for_causal(keywords, self.target)
             like = _required(input_ids)
+            if attention_mask is None:  # transformers looks for padding before decoders, not before encoders
+                attention_mask = mask_of_padding(like, padding_id(keywords, config))
             prompts = unpadded(like, attention_mask, vocab_size=scorer.vocab_size)
             call = parse_generate_kwargs(prompts, keywords, config, self.tokenizer, vocab_size=scorer.vocab_size)
         if call.streamer is not None and len(call.requests) > 1:

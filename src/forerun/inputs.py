@@ -391,6 +391,24 @@ def _start(asked: Any, count: int, configs: Sequence[GenerationConfig], vocab_si
     )
 
 
+def mask_of_padding(ids: Tensor, pad: int | None) -> Tensor | None:
+    """Of ids [B, L] that came without a mask, as transformers has it: what is `pad` is no text. None where none is.
+
+    A row of nothing else is left as it is: it may begin with that id.
+    """
+    if pad is None or not bool((is_pad := check_ids(ids, "input_ids") == pad).any()):
+        return None
+    is_text = ~is_pad | is_pad.all(dim=1, keepdim=True)
+    places = torch.where(is_text, torch.arange(ids.shape[1], device=ids.device), -1)
+    for row, (last, count) in enumerate(zip(places.amax(1).tolist(), is_text.sum(1).tolist(), strict=True)):
+        if last - int(is_text[row].int().argmax()) >= count:
+            raise InvalidArgument(
+                f"input_ids of row {row} holds pad_token_id={pad} in the middle of its text, and there is no "
+                "attention_mask: give one, of ones where that id is text"
+            )
+    return is_text
+
+
 def unpadded(
     ids: Tensor,
     mask: Tensor | None,

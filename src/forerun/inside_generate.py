@@ -88,8 +88,9 @@ def read_call(
     """Honour or refuse all that transformers hands over, whether it comes from a configuration or from the caller."""
     refuse_unknown_state(model_kwargs)
     refuse_by_row(processors, len(ids))
-    if config is None:  # called by hand
-        config = GenerationConfig(eos_token_id=getattr(model.generation_config, "eos_token_id", None))
+    if config is None or (config.eos_token_id is None and not surrounding_call(model)):  # called by hand
+        config = copy.copy(config) or GenerationConfig()
+        config.eos_token_id = getattr(model.generation_config, "eos_token_id", None)
     limits = limits_of(criteria)
     changing = [p for p in processors if type(p) is not LogitNormalization]  # which leaves the law as it is
     split = Processors.of(changing, config, model, ids.shape[1])

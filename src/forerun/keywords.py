@@ -97,7 +97,8 @@ class GenerateKeywords(TypedDict, total=False):
 PER_ROW_PARAMS = tuple(field.name for field in fields(SamplingParams) if field.name != "logit_bias")
 MOST_SEQUENCES = 1 << 20  # of one call; each is a request with a row of its own
 KNOWN = frozenset(GenerateKeywords.__annotations__)
-SAMPLING = ("temperature", "top_k", "top_p", "min_p")
+NEUTRAL = {"temperature": (0, 1), "top_k": (0,), "top_p": (1,), "min_p": (0,)}  # of sampling, beside greedy decoding
+SAMPLING = tuple(NEUTRAL)
 
 # Settings of transformers that Forerun does not offer; their neutral values do nothing and may be passed.
 REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
@@ -220,6 +221,13 @@ def parse_generate_kwargs(
     )
 
 
+def padding_id(keywords: Mapping[str, Any], model_config: GenerationConfig) -> int | None:
+    """The id that can be nothing but padding; None where there is none, or where it ends texts, too."""
+    kwargs = merged(keywords, model_config)
+    pad = kwargs.get("pad_token_id", model_config.pad_token_id)
+    return None if pad in _listed(kwargs.get("eos_token_id", model_config.eos_token_id)) else pad
+
+
 def is_sampled(keywords: Mapping[str, Any]) -> bool:
     """Whether a call draws its tokens: a sampling parameter is given, and the temperature is not 0."""
     return any(name in keywords for name in SAMPLING) and keywords.get("temperature") != 0
@@ -248,12 +256,20 @@ def merged(keywords: Mapping[str, Any], model_config: GenerationConfig) -> dict[
             f"max_length={kwargs['max_length']} beside max_new_tokens={shown(kwargs['max_new_tokens'])}: "
             "both say where a row ends; leave out one"
         )
-    asked = [name for name in SAMPLING if keywords.get(name) is not None]
-    if asked and kwargs.get("do_sample") is False:
-        if keywords.get("do_sample") is not None:
-            raise InvalidArgument(f"do_sample=False with {', '.join(asked)}: leave out one or the other")
-        del kwargs["do_sample"]  # the configuration's, which what the call asks for overrides
+    if kwargs.get("do_sample") is False:
+        _refuse_sampling(keywords)
     return kwargs
+
+
+def _refuse_sampling(keywords: Mapping[str, Any]) -> None:
+    """Of a call that is greedy by its own word, or by its configuration's, beside which neutral values may stand."""
+    asked = [name for name in SAMPLING if keywords.get(name) is not None]
+    whose = ""
+    if keywords.get("do_sample") is None:
+        asked, whose = [name for name in asked if keywords[name] not in NEUTRAL[name]], " of generation_config"
+    if asked:
+        remedy = "leave out one or the other" if not whose else "pass do_sample=True, too, or leave it out"
+        raise InvalidArgument(f"do_sample=False{whose} with {', '.join(asked)}: {remedy}")
 
 
 def _fields(config: Any, model_config: GenerationConfig) -> dict[str, Any]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 from transformers import BatchEncoding
 
 import forerun
@@ -187,3 +189,67 @@ def test_a_tokenizer_that_only_decodes_can_go_with_a_draft_model() -> None:
     draft = forerun.DraftModel(tiny_model("llama"), tokenizer=Words())
     decoder = forerun.SpeculativeDecoder(tiny_model("llama"), draft, tokenizer=OnlyDecodes(), kernels="off")
     assert decoder.generate(ROWS, max_new_tokens=NEW).new_tokens == wanted()
+
+
+class TestPaddingWithoutAMask:
+    """transformers takes ids for padding that can be nothing else, and so do we."""
+
+    PAD, END = 7, 3
+    IDS = torch.tensor([[7, 7, 11, 12], [21, 22, 23, 24], [7, 31, 32, 33]])
+
+    def _model(self, pad: int | None = PAD, end: int | list[int] | None = END) -> Any:
+        model = copy.deepcopy(tiny_model("llama"))
+        model.generation_config.pad_token_id, model.generation_config.eos_token_id = pad, end
+        return model
+
+    def _both(self, model: Any, ids: Tensor, **keywords: Any) -> tuple[Tensor, Tensor]:
+        theirs = model.generate(ids, max_new_tokens=12, do_sample=False, **keywords)
+        mine = forerun.SpeculativeDecoder(model, None).generate(ids, max_new_tokens=12, **keywords)
+        return mine.sequences, theirs
+
+    @pytest.mark.parametrize("end", [END, [END, 5], None])
+    def test_is_taken_for_padding(self, end: Any) -> None:
+        mine, theirs = self._both(self._model(end=end), self.IDS)
+        assert torch.equal(mine, theirs)
+        alone = forerun.SpeculativeDecoder(self._model(end=end), None).generate([[11, 12]], max_new_tokens=12)
+        assert mine[0, 4:].tolist()[: len(alone.new_tokens[0])] == alone.new_tokens[0]
+
+    @pytest.mark.parametrize("pad, end", [(PAD, PAD), (PAD, [END, PAD]), (None, END)])
+    def test_is_text_where_it_may_be(self, pad: int | None, end: Any) -> None:
+        mine, theirs = self._both(self._model(pad, end), self.IDS)
+        assert torch.equal(mine, theirs)
+        masked = forerun.SpeculativeDecoder(self._model(pad, end), None).generate([[11, 12]], max_new_tokens=12)
+        assert mine[0, 4:].tolist()[: len(masked.new_tokens[0])] != masked.new_tokens[0]
+
+    def test_the_call_may_name_it(self) -> None:
+        mine, theirs = self._both(self._model(pad=None), self.IDS, pad_token_id=7)
+        assert torch.equal(mine, theirs)
+
+    @pytest.mark.parametrize("inside", [False, True])
+    def test_a_mask_of_ones_says_that_it_is_text(self, inside: bool) -> None:
+        model, ones = self._model(), torch.ones_like(self.IDS)
+        decoder = forerun.SpeculativeDecoder(model, None)
+        theirs = model.generate(self.IDS, attention_mask=ones, max_new_tokens=12, do_sample=False)
+        if inside:
+            mine = model.generate(
+                self.IDS, attention_mask=ones, max_new_tokens=12, do_sample=False,
+                custom_generate=decoder.as_custom_generate(),
+            )  # fmt: skip
+        else:
+            mine = decoder.generate(self.IDS, ones, max_new_tokens=12).sequences
+        assert torch.equal(mine, theirs)
+
+    def test_in_the_middle_it_is_asked_about(self) -> None:
+        decoder = forerun.SpeculativeDecoder(self._model(), None)
+        with pytest.raises(InvalidArgument, match=r"row 1 holds pad_token_id=7 in the middle .* give one"):
+            decoder.generate(torch.tensor([[1, 2, 4], [1, 7, 4]]), max_new_tokens=2)
+        whole = decoder.generate(torch.tensor([[7]]), max_new_tokens=2)
+        assert len(whole.new_tokens[0]) == 2
+
+    def test_an_encoder_reads_it_as_transformers_encoders_do(self) -> None:
+        model = copy.deepcopy(tiny_model("t5"))
+        pad, end = model.generation_config.pad_token_id, model.generation_config.eos_token_id
+        assert pad is not None and pad != end
+        ids = torch.tensor([[21, 22, 23, 24], [11, 12, pad, pad]])
+        mine, theirs = self._both(model, ids)
+        assert torch.equal(mine, theirs)

@@ -235,13 +235,19 @@ def test_a_configuration_is_honoured_and_keywords_win() -> None:
         decoder().generate(**padded_inputs(PROMPTS), generation_config=GenerationConfig(num_beams=3))
 
 
-def test_a_sampling_keyword_wins_over_a_greedy_configuration() -> None:
-    """What the configuration holds beside its own `do_sample=False` stays without effect, as in transformers."""
+def test_a_sampling_keyword_beside_a_greedy_configuration() -> None:
+    """transformers warns and goes on greedily; what would change nothing may stand, as wrappers pass it along."""
     ours, inputs = forerun.SpeculativeDecoder(tiny_model("llama"), None), padded_inputs(PROMPTS[:1])
     config = GenerationConfig(do_sample=False, temperature=0.7, top_k=7, max_new_tokens=2)
-    assert ours.generate(**inputs, generation_config=config).parameters[0]["temperature"] == 0
-    sampled = ours.generate(**inputs, generation_config=config, temperature=0.9).parameters[0]
-    assert (sampled["temperature"], sampled["top_k"]) == (0.9, 7)
+    for neutral in ({}, {"temperature": 1.0, "top_p": 1.0}, {"temperature": 0.0, "top_k": 0, "min_p": 0.0}):
+        keywords: dict[str, Any] = neutral
+        assert ours.generate(**inputs, generation_config=config, **keywords).parameters[0]["temperature"] == 0
+    with pytest.raises(
+        InvalidArgument, match="do_sample=False of generation_config with temperature: pass do_sample=T"
+    ):
+        ours.generate(**inputs, generation_config=config, temperature=0.9)
+    sampled = ours.generate(**inputs, generation_config=config, temperature=0.9, do_sample=True).parameters[0]
+    assert sampled["temperature"] == 0.9
     with pytest.raises(InvalidArgument, match="do_sample=False with temperature"):
         ours.generate(**inputs, generation_config=config, do_sample=False, temperature=0.9)
 
@@ -313,3 +319,14 @@ def test_ends_of_the_models_own_configuration_are_used() -> None:
         torch.tensor([PROMPTS[1]]), max_new_tokens=20, eos_token_id=[]
     )
     assert len(out.new_tokens[0]) == 20
+
+
+def test_by_hand_a_configuration_without_an_end_leaves_the_models() -> None:
+    """Where no `model.generate` has put the two together."""
+    model = copy.deepcopy(tiny_model("llama"))
+    ids = torch.tensor([PROMPTS[1]])
+    free = model.generate(ids, do_sample=False, max_new_tokens=14)[0, ids.shape[1] :].tolist()
+    model.generation_config.eos_token_id = free[3]
+    ours = forerun.SpeculativeDecoder(model, None).as_custom_generate()
+    made = ours(model, ids, generation_config=GenerationConfig(max_new_tokens=14))
+    assert made[0, ids.shape[1] :].tolist() == free[: free.index(free[3]) + 1]

@@ -8,6 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from forerun.cache.base import CacheFull
+from forerun.cache.ragged import RaggedCache
 from forerun.drafters import features
 from forerun.drafters.features import Features
 
@@ -96,3 +98,30 @@ def test_vectors_of_many_rounds_are_stored_together(monkeypatch: pytest.MonkeyPa
         features.MOST_WAITING,
         features.MOST_WAITING + 1,
     ]
+
+
+def test_a_row_can_be_released_whatever_came_while_its_vectors_waited() -> None:
+    """Of a cache for 100 tokens a second row takes half."""
+    heard = Features(RaggedCache(100))
+    heard.admit(0)
+    heard.on_hidden_states([0], [0], [60], torch.randn(60, SIZE))
+    for past in range(60, 70):
+        heard.on_hidden_states([0], [past], [1], torch.randn(1, SIZE))
+    heard.admit(1)
+    heard.release(0)
+    assert not heard.knows(0)
+    heard.on_hidden_states([1], [0], [95], torch.randn(95, SIZE))
+    assert heard.length(1) == 95
+
+
+def test_vectors_that_find_no_room_are_not_lost() -> None:
+    heard, rows = Features(RaggedCache(128)), [0, 1]
+    for row in rows:
+        heard.admit(row)
+    heard.on_hidden_states(rows, [0, 0], [63, 63], torch.randn(126, SIZE))
+    for past in range(63, 66):
+        heard.on_hidden_states(rows, [past, past], [1, 1], torch.randn(2, SIZE))
+    for _ in range(2):
+        with pytest.raises(CacheFull):
+            heard.take([0], [0], [1])
+    assert heard.length(0) == 66

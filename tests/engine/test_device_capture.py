@@ -141,6 +141,7 @@ def test_a_pass_does_not_wait_for_a_capture_that_waits_for_it(
 ) -> None:
     """Products are timed within a pass, and another thread may capture a pass of the same model."""
     monkeypatch.setattr(measured, "PATIENCE", 0.01)
+    monkeypatch.setattr(measured, "_put_off", {})
     monkeypatch.setattr(measured, "_is_chosen_on", lambda device: False)
     monkeypatch.setattr(measured, "_answers", lambda device: Remembered("none", dict))
     monkeypatch.setattr(measured, "_times", lambda *_: {"kernel": measured._microseconds(lambda: None)})

@@ -30,6 +30,7 @@ class Features:
         self._waiting = _Waiting()
 
     def admit(self, row: int) -> None:
+        self._store()  # a bounded cache has less room for each row when there is one more
         self.cache.admit(row)
         self._rows.add(row)
 
@@ -68,9 +69,10 @@ class Features:
 
     def _store(self) -> None:
         """What waits."""
-        rows, count, hidden = self._waiting.taken()
+        rows, count, hidden = self._waiting.all()
         if count:
             self._write(rows, [count] * len(rows), hidden)
+            self._waiting = _Waiting()
 
     @torch.inference_mode()  # as passes are: rows may be cut back and released outside of one
     def _write(self, rows: Sequence[int], counts: Sequence[int], hidden: Tensor) -> None:
@@ -87,15 +89,18 @@ class Features:
 
     def set_length(self, row: int, length: int) -> None:
         """After a round that the device ran by itself: the first `length` vectors stand."""
+        self._store()
         self.cache.set_length(row, length)
 
     def write_at(self, slots: Tensor, past: Tensor, hidden: Tensor) -> None:
         """`hidden` [R * T, H] of rows at `slots` [R] from position `past` [R] on, all numbers on the device."""
+        self._store()
         count = len(hidden) // len(slots)
         self._pool(hidden).index_copy_(0, self._addresses(slots, past, count), hidden)
 
     def take_at(self, slots: Tensor, starts: Tensor, count: int, like: Tensor) -> Tensor:
         """[R * count, H] like `like` [.., H], from position `starts` [R] on; anything finite before the beginning."""
+        self._store()
         return self._pool(like).index_select(0, self._addresses(slots, starts, count))
 
     def _pool(self, like: Tensor) -> Tensor:
@@ -147,8 +152,7 @@ class _Waiting:
         self._rounds.append(hidden.clone())
         return True
 
-    def taken(self) -> tuple[list[int], int, Tensor]:
+    def all(self) -> tuple[list[int], int, Tensor]:
         """Rows, vectors of each, and all of them row by row."""
-        rows, rounds, self._rows, self._rounds = self._rows, self._rounds, [], []
-        hidden = torch.stack(rounds, dim=1).flatten(0, 1) if rounds else torch.empty(0)
-        return rows, len(rounds), hidden
+        hidden = torch.stack(self._rounds, dim=1).flatten(0, 1) if self._rounds else torch.empty(0)
+        return self._rows, len(self._rounds), hidden

@@ -50,6 +50,7 @@ from forerun.engine.stats import Seconds
 from forerun.engine.stops import StopRule
 from forerun.engine.turnstile import Turnstile
 from forerun.errors import InvalidArgument
+from forerun.kernels import on_device
 from forerun.kernels.variants import watched_variants
 from forerun.math.penalties import check_bias
 from forerun.models.autocast import refuse_autocast
@@ -227,7 +228,8 @@ class Engine:
         refuse_autocast(self.target.model, self.target.device)
         with self._turnstile.calling():
             if self._is_empty:
-                self._look_again()
+                with on_device(self.target.device):
+                    self._look_again()
             row = self._row(request)
             self._waiting.append(row)
             return row.handle
@@ -236,7 +238,8 @@ class Engine:
         """What `add` does before a first row: go on with models that were changed as they are now."""
         with self._turnstile.calling():
             if self._is_empty and self.run_by in (None, current_thread()):
-                self._look_again()
+                with on_device(self.target.device):
+                    self._look_again()
 
     def abort(self, *handles: int) -> None:
         """End rows with what they have, which their results tell; one that has ended stays as it is. Within a step (a
@@ -291,7 +294,7 @@ class Engine:
         remark = describe(runner, self.target, self.drafting.drafter, self.rule)
         if runner is None or runner.is_disabled or not runner.whole_rounds:
             return 0, remark
-        with self._turnstile.stepping(), torch.inference_mode():
+        with self._turnstile.stepping(), on_device(self.target.device), torch.inference_mode():
             nobody = Request(prompt=(0, 0), max_new_tokens=1)
             asked = [replace(nobody, params=params) for params in KINDS]
             asked += [replace(asked[0], logprobs=number) for number in ALTERNATIVES]
@@ -403,12 +406,8 @@ class Engine:
         """
         self.check_caller()
         refuse_autocast(self.target.model, self.target.device)
-        device = self.target.device
-        with self._turnstile.stepping():
-            if device.type != "cuda":
-                return self._step()
-            with torch.cuda.device(device):  # the current one is each thread's own: kernels and recordings go there
-                return self._step()
+        with self._turnstile.stepping(), on_device(self.target.device):
+            return self._step()
 
     def check_caller(self) -> None:
         """Raise where another thread adds and steps."""

@@ -82,8 +82,9 @@ def _steps(prepared: Prepared, ways: Sequence[Method], settings: EvalSettings) -
 def _warm_up(tasks: Sequence[Prepared], ways: Sequence[Method], rows: int) -> None:
     """One short call that is not counted, of as many rows as will be timed: what is compiled is for a batch size."""
     asked = sorted((asked for prepared in tasks for asked in prepared.asked), key=lambda asked: len(asked.tokens))
+    several = [replace(prompt, index=place) for place, prompt in enumerate(asked[:rows])]  # of whichever tasks
     for way in ways:
-        way.answer(asked[:rows], dict(WARM_UP))
+        way.answer(several, dict(WARM_UP))
 
 
 def _read(step: Step, reader: Reader) -> Entry:

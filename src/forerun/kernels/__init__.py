@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from shutil import which
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
@@ -27,6 +28,15 @@ def why_not_numba() -> str | None:
             raise
         return f"{error}; set NUMBA_CACHE_DIR to a folder that may be written to"
     return None
+
+
+def on_device(device: torch.device) -> AbstractContextManager[Any]:
+    """Makes a GPU the current one meanwhile: kernels and recordings go there, and each thread has a current one."""
+    if device.type != "cuda":
+        return nullcontext()
+    from torch import cuda
+
+    return cuda.device(device)
 
 
 def why_not_triton(device: torch.device) -> str | None:

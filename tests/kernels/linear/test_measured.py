@@ -13,6 +13,7 @@ import torch
 pytest.importorskip("triton")
 
 from forerun import ops
+from forerun.kernels.captures import Busy
 from forerun.kernels.linear import measured
 from forerun.kernels.remembered import Remembered
 from support.interpreter import DEVICE, kernel_tests, on_gpu_alone
@@ -44,6 +45,7 @@ def timed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list[tupl
     monkeypatch.setattr(measured, "_is_chosen_on", lambda device: False)
     monkeypatch.setattr(measured, "_answers", lambda device: answers)
     monkeypatch.setattr(measured, "_times", times)
+    monkeypatch.setattr(measured, "_put_off", {})
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     yield asked
     answers.forget()
@@ -79,6 +81,27 @@ def test_nothing_is_timed_while_a_pass_is_recorded(
     prefers(1, 5, 8)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     assert prefers(1, 5, 8) and not prefers(1, 4, 8) and len(timed) == 1
+
+
+def test_a_pass_waits_once_for_another_threads_capture(
+    timed: list[tuple[int, bool]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has hundreds of products. What it took meanwhile is recorded behind it; later each product is timed."""
+    now, waits, times = [100.0], [0], measured._times
+
+    def busy(*_: Any) -> Any:
+        waits[0] += 1
+        raise Busy
+
+    monkeypatch.setattr(measured, "monotonic", lambda: now[0])
+    monkeypatch.setattr(measured, "_times", busy)
+    assert prefers(1, 20, 8) and prefers(1, 30, 8) and prefers(1, 20, 8) and waits == [1]
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    assert prefers(1, 20, 8) and prefers(1, 30, 8) and not prefers(1, 40, 8)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.setattr(measured, "_times", times)
+    now[0] += measured.RETRY + 1
+    assert not prefers(1, 20, 8) and not prefers(1, 30, 8) and len(timed) == 2
 
 
 def test_where_tiles_were_chosen_nothing_is_timed(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
+from time import monotonic
 from typing import Any
 
 import torch
@@ -23,6 +24,8 @@ CHOSEN_ON = frozenset({(9, 0)})  # compute capabilities
 CLEARLY = 1.1  # times as fast: products that are about level are ours, whatever the moment of timing says
 LAUNCHES, REPEATS = 10, 5  # in one CUDA graph, so that no launch waits for the host; the best replay counts
 PATIENCE = 1.0  # seconds to wait for another thread's capture, which may itself wait for the pass that asks here
+RETRY = 30.0  # seconds without another such wait: a pass has hundreds of products
+_put_off: dict[str, float] = {}  # products that were not timed for it, and when they may be again
 
 
 def prefers_library(rows: int, weight: Tensor, in_pairs: bool) -> bool:
@@ -32,12 +35,18 @@ def prefers_library(rows: int, weight: Tensor, in_pairs: bool) -> bool:
     rows = next(most for most in project.ROWS if rows <= most)
     key = f"{rows} rows, {tuple(weight.shape)}, {weight.dtype}{', in pairs' if in_pairs else ''}"
     answers = _answers(weight.device)
-    if torch.cuda.is_current_stream_capturing() and key not in answers.known():
-        return False  # whoever records rehearses first
+    if key not in answers.known():
+        if torch.cuda.is_current_stream_capturing():
+            return key in _put_off  # whoever records rehearses first, and records what it rehearsed
+        if monotonic() < max(_put_off.values(), default=0.0):
+            _put_off.setdefault(key, 0.0)
+            return True
     try:
         found = answers.get(key, lambda: _times(rows, weight, in_pairs))
-    except Busy:  # this once: the library's runs on any device
+    except Busy:  # for now: the library's runs on any device
+        _put_off[key] = monotonic() + RETRY
         return True
+    _put_off.pop(key, None)
     return found["kernel"] is None or found["library"] * CLEARLY < found["kernel"]
 
 
