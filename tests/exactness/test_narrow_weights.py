@@ -60,7 +60,7 @@ def _rounded(x: Tensor, scheme: scaled.Scheme) -> Tensor:
 def misfit_of(scheme: str, rule: Rule, device: str = "cpu", law_of: str | None = None, **options: Any) -> str:
     target, draft = map(copy.deepcopy, pair(scheme, device))
     decoder = SpeculativeDecoder(target, DraftModel(draft), policy=3, rule=rule, **options)
-    ids = torch.tensor([PROMPT], device=device)
+    ids = [list(PROMPT)]  # in a tensor without a mask the pad id, 0, would be padding
     samples: list[list[int]] = []
     for seed in range(3):
         out = decoder.generate(ids, max_new_tokens=4, temperature=1.0, seed=seed, num_return_sequences=COPIES)
