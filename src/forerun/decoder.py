@@ -351,9 +351,12 @@ class SpeculativeDecoder:
         else:
             refuse_for_causal(keywords, self.target)
             like = _required(input_ids)
+            mask_name = "attention_mask"
             if attention_mask is None:  # transformers looks for padding before decoders, not before encoders
-                attention_mask = mask_of_padding(like, padding_id(keywords, config))
-            prompts = unpadded(like, attention_mask, vocab_size=scorer.vocab_size)
+                pad = padding_id(keywords, config)
+                attention_mask = mask_of_padding(like, pad)
+                mask_name += f" (none is given, so ids that are pad_token_id={pad} count as padding)"
+            prompts = unpadded(like, attention_mask, vocab_size=scorer.vocab_size, mask_name=mask_name)
             call = parse_generate_kwargs(prompts, keywords, config, self.tokenizer, vocab_size=scorer.vocab_size)
         if call.streamer is not None and len(call.requests) > 1:
             raise InvalidArgument(

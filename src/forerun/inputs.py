@@ -398,15 +398,7 @@ def mask_of_padding(ids: Tensor, pad: int | None) -> Tensor | None:
     """
     if pad is None or not bool((is_pad := check_ids(ids, "input_ids") == pad).any()):
         return None
-    is_text = ~is_pad | is_pad.all(dim=1, keepdim=True)
-    places = torch.where(is_text, torch.arange(ids.shape[1], device=ids.device), -1)
-    for row, (last, count) in enumerate(zip(places.amax(1).tolist(), is_text.sum(1).tolist(), strict=True)):
-        if last - int(is_text[row].int().argmax()) >= count:
-            raise InvalidArgument(
-                f"input_ids of row {row} holds pad_token_id={pad} in the middle of its text, and there is no "
-                "attention_mask: give one, of ones where that id is text"
-            )
-    return is_text
+    return ~is_pad | is_pad.all(dim=1, keepdim=True)
 
 
 def unpadded(

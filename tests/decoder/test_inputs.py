@@ -241,7 +241,7 @@ class TestPaddingWithoutAMask:
 
     def test_in_the_middle_it_is_asked_about(self) -> None:
         decoder = forerun.SpeculativeDecoder(self._model(), None)
-        with pytest.raises(InvalidArgument, match=r"row 1 holds pad_token_id=7 in the middle .* give one"):
+        with pytest.raises(InvalidArgument, match=r"none is given, so ids that are pad_token_id=7 .* row 1 has a hole"):
             decoder.generate(torch.tensor([[1, 2, 4], [1, 7, 4]]), max_new_tokens=2)
         whole = decoder.generate(torch.tensor([[7]]), max_new_tokens=2)
         assert len(whole.new_tokens[0]) == 2

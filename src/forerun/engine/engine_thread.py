@@ -11,8 +11,6 @@ from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any
 
-import torch
-
 from forerun.engine.engine import Engine
 from forerun.engine.mailbox import Receiver, Waiter, wake
 from forerun.engine.request import Request
@@ -90,9 +88,6 @@ class EngineThread:
 
     def _work(self) -> None:
         """What the thread does until it is closed."""
-        device = self.engine.target.device
-        if device.type == "cuda" and device.index is not None:
-            torch.cuda.set_device(device)  # every thread begins with the first one
         try:
             while self._carry_out_orders():
                 try:
