@@ -13,9 +13,10 @@ pytest.importorskip("numba")
 import forerun
 from forerun.drafters import Chain, EarlyExit, PromptLookup, SelfDraft, named_drafter
 from forerun.drafters.base import Drafter
+from forerun.drafters.self_draft import scheme_for
 from forerun.errors import InvalidArgument
 from forerun.kernels.cpu.narrow import NarrowWeight
-from forerun.loading.quantise import quantise
+from forerun.loading.quantise import EIGHT_BITS, INTEGER_GROUPS, quantise
 from forerun.math import panels
 from forerun.models.seq2seq import scorer_of
 from support.devices import GPU
@@ -77,12 +78,20 @@ def test_it_says_what_its_copy_takes_and_follows_its_target() -> None:
     torch.testing.assert_close(drafter.scorer.model.model.layers[0].mlp.up_proj.weight.dense(), 2 * first)
 
 
-@pytest.mark.parametrize(("way", "stored"), [("SDOT", panels.NAME), ("VPDPBUSD", "Q8_0"), ("VPMADDWD", "Q8_0")])
+@pytest.mark.parametrize(
+    ("way", "scheme"), [("SDOT", INTEGER_GROUPS), ("VPDPBUSD", EIGHT_BITS), ("VPMADDWD", EIGHT_BITS)]
+)
 def test_eight_bits_are_what_the_processor_multiplies_fast(
-    way: str, stored: str, monkeypatch: pytest.MonkeyPatch
+    way: str, scheme: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On all of them the text is the target's: products of each kind run everywhere, at another speed."""
     monkeypatch.setattr("forerun.kernels.cpu.panels.WAY", way)
+    assert scheme_for(8, torch.device("cpu")) == scheme
+
+
+@pytest.mark.parametrize(("scheme", "stored"), [(INTEGER_GROUPS, panels.NAME), (EIGHT_BITS, "Q8_0")])
+def test_the_text_is_the_targets_in_either(scheme: str, stored: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Products of both kinds run everywhere, at another speed."""
+    monkeypatch.setattr("forerun.drafters.self_draft.scheme_for", lambda bits, device: scheme)
     target = copy.deepcopy(tiny_model("llama"))
     decoder = forerun.SpeculativeDecoder(target, SelfDraft(8), policy=4, strict=True)
     formats = {w.format.name for w in decoder.drafter.scorer.model.parameters() if isinstance(w, NarrowWeight)}

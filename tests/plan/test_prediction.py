@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from dataclasses import replace
 from typing import Any
 
@@ -11,6 +12,7 @@ from forerun.errors import InvalidArgument
 from forerun.math.theory import expected_tokens, walltime_factor
 from forerun.measure.progress import Silent
 from forerun.plan.check import LengthRun, compare_with_runs, lengths_to_run, run_lengths
+from forerun.plan.costs import measure_costs
 from forerun.plan.predict import Prediction, best, predict
 from forerun.plan.report import verdicts
 from forerun.plan.results import DrafterPlan, PlanResults, advise
@@ -112,7 +114,6 @@ class Deceived:
 
     def predictions(self) -> list[Prediction]:
         from forerun.plan.acceptance import measure_acceptance
-        from forerun.plan.costs import measure_costs
 
         batches = prompt_batches(prompts(12), 1, 400, 9, 0.0, 0)
         accepted = measure_acceptance(self.cheap, batches, (1, 2, 4, 8))
@@ -235,6 +236,30 @@ def test_an_interrupt_leaves_what_there_is() -> None:
     assert saved == [(False, 0, 0), (False, 0, 0)], "acceptance is counted in the largest batch, which interrupts"
     make_plan(plain(), [Simulated("d")], prompts(4), settings, Silent(), save)
     assert saved[2:] == [(False, 0, 0), (False, 1, 0), (False, 1, 1), (True, 1, 2)]
+
+
+def test_costs_leave_no_batch_open() -> None:
+    """Of an engine, others would decode beside its rows. The collector, which may come late, has no part in it."""
+
+    class Counting(Simulated):
+        open = 0
+
+        def rounds(self, batch: Any, choose: Any) -> Any:
+            self.open += 1
+            assert self.open == 1
+            try:
+                yield from super().rounds(batch, choose)
+            finally:
+                self.open -= 1
+
+    runners = Counting("plain", per_draft=0.0), Counting("d")
+    batches = prompt_batches(prompts(4), 2, 20, 8, 1.0, 0)
+    gc.disable()
+    try:
+        measure_costs(runners[0], runners[1:], batches, range(1, 5), 2)
+    finally:
+        gc.enable()
+    assert [runner.open for runner in runners] == [0, 0]
 
 
 @pytest.mark.parametrize(

@@ -152,8 +152,9 @@ def test_bodies_that_never_end_and_connections_that_say_nothing_hold_nothing() -
         assert len(os.listdir("/proc/self/fd")) <= before + 8, "descriptors of those who left"
 
 
-def stream_all(url: str) -> list[str]:
-    with httpx.stream("POST", f"{url}/v1/completions", json={**LONG, "stream": True}, timeout=60) as answer:
+def stream_all(url: str, max_tokens: int = 300) -> list[str]:
+    body = {**LONG, "stream": True, "max_tokens": max_tokens}
+    with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=60) as answer:
         return [line for line in answer.iter_lines() if line]
 
 
@@ -175,7 +176,7 @@ def test_sigterm_under_load_loses_nobody(tmp_path: Path) -> None:
 def test_after_sigkill_a_new_server_says_the_same(tmp_path: Path) -> None:
     with served(tmp_path / "m") as (process, url, _), ThreadPoolExecutor(3) as pool:
         wanted = stream_all(url)
-        under_way = [pool.submit(stream_all, url) for _ in range(3)]
+        under_way = [pool.submit(stream_all, url, 1900) for _ in range(3)]  # not over before they are looked at
         while metric(url, "vllm:num_requests_running") < 3:
             time.sleep(0.02)
         process.kill()

@@ -24,12 +24,25 @@ def kernel(x):
 PROGRAM = """
 import sys
 from kernel import inner, kernel
+from numba.core.caching import Cache
 from support.compiling import in_turns
 
+def wait():
+    print("ready", flush=True)
+    sys.stdin.readline()
+
+def load(cache, *arguments):
+    Cache.load_overload = load_overload
+    found = load_overload(cache, *arguments)
+    wait()
+    return found
+
+load_overload = Cache.load_overload
 if sys.argv[1] == "in turns":
     in_turns()
-print("ready", flush=True)
-sys.stdin.readline()
+    wait()
+else:
+    Cache.load_overload = load
 assert kernel(2.0) == 13.0
 print(sum(sum(each.stats.cache_misses.values()) for each in (inner, kernel)))
 """
@@ -38,7 +51,7 @@ print(sum(sum(each.stats.cache_misses.values()) for each in (inner, kernel)))
 @pytest.mark.slow
 @pytest.mark.parametrize("way", ["in turns", "at once"])
 def test_a_kernel_is_compiled_once(way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The control, at once: each compiles it."""
+    """The control, at once: each has looked on disk before the other has written there, and compiles it."""
     (tmp_path / "kernel.py").write_text(KERNEL, encoding="utf-8")
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "compiled"))
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{Path(__file__).parents[1]}:{Path(__file__).parents[2] / 'src'}")
@@ -54,4 +67,4 @@ def test_a_kernel_is_compiled_once(way: str, tmp_path: Path, monkeypatch: pytest
         one.stdin.write("go\n")
         one.stdin.flush()
     compiled = [int(one.communicate(timeout=600)[0]) for one in both]
-    assert sum(compiled) == 2 * (1 if way == "in turns" else 2)
+    assert sum(compiled) == 2 if way == "in turns" else min(compiled) > 0

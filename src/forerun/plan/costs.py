@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from bisect import bisect_left
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
@@ -164,9 +165,10 @@ def _endless(
     while True:
         found = False
         for batch in batches:
-            for timed in full_rounds(runner, batch, choose):
-                found = True
-                yield timed
+            with closing(full_rounds(runner, batch, choose)) as rounds:  # Python 3.12 leaves it open with this one
+                for timed in rounds:
+                    found = True
+                    yield timed
         if not found:
             raise InvalidArgument(
                 f"{runner.name}: texts of {batches[0].new_tokens} tokens are over before a round can be timed; raise "
