@@ -33,13 +33,14 @@ FIELDS = (
     "logit_bias", "user", "top_k", "min_p", "repetition_penalty", "min_tokens", "ignore_eos", "stop_token_ids",
     "guided_json", "guided_regex", "guided_choice", "guided_grammar", "response_format", "speculation", "best_of",
     "echo", "logprobs", "top_logprobs", "suffix", "model", "prompt", "messages", "unknown", "tools", "tool_choice",
-    "parallel_tool_calls", "prediction",
+    "parallel_tool_calls", "prediction", "structured_outputs",
 )  # fmt: skip
 SECRETS = rf"Traceback|\.py|/tmp|/work|/home|site-packages|{KEY}"
 """What no answer may hold: traces, paths, the key."""
 FITTING = {
     "n": 2, "seed": 7, "stop": ["b", "cd"], "temperature": 0.0, "top_p": 0.5, "top_k": 3, "min_p": 0.1, "min_tokens": 2,
     "repetition_penalty": 1.2, "logit_bias": {"5": -100}, "guided_regex": "[ab]*", "guided_choice": ["x", "y"],
+    "structured_outputs": {"regex": "[ab]*"},
     "speculation": {"enabled": False}, "best_of": 3, "echo": True, "logprobs": 2, "ignore_eos": True,
 }  # fmt: skip
 

@@ -43,18 +43,39 @@ def ask(server: Server, **more: Any) -> str:
     return choice["text"]
 
 
-def test_texts_keep_to_what_was_asked_for(server: Server) -> None:
+def guided(kind: str, value: Any) -> dict[str, Any]:
+    """As vLLM had it before 0.12."""
+    return {f"guided_{kind}": value}
+
+
+def structured(kind: str, value: Any) -> dict[str, Any]:
+    """As vLLM has it since."""
+    return {"structured_outputs": {kind: value}}
+
+
+@pytest.mark.parametrize("said", (guided, structured))
+def test_texts_keep_to_what_was_asked_for(server: Server, said: Callable[[str, Any], dict[str, Any]]) -> None:
     regex = r"[ab]{3,9}c"
-    assert re.fullmatch(regex, ask(server, guided_regex=regex))
-    assert ask(server, guided_choice=["Größe", "Maß"]) in ("Größe", "Maß")
-    assert ask(server, guided_grammar='start: "a" b\nb: "b" | "b" b "b"').strip("b") == "a"
+    assert re.fullmatch(regex, ask(server, **said("regex", regex)))
+    assert ask(server, **said("choice", ["Größe", "Maß"])) in ("Größe", "Maß")
+    assert ask(server, **said("grammar", 'start: "a" b\nb: "b" | "b" b "b"')).strip("b") == "a"
     for asked in (
-        {"guided_json": SCHEMA},
-        {"guided_json": json.dumps(SCHEMA)},
+        said("json", SCHEMA),
+        said("json", json.dumps(SCHEMA)),
         {"response_format": {"type": "json_schema", "json_schema": {"name": "s", "schema": SCHEMA}}},
     ):
         found = json.loads(ask(server, **asked, logit_bias=NO_SPACE))
         assert found["a"] in ("x", "yy") and isinstance(found["b"], bool)
+
+
+def test_any_object_is_asked_for_in_two_ways(server: Server) -> None:
+    """Both are one grammar: the same request then has the same text."""
+    body = {"logit_bias": NO_SPACE, "max_tokens": 40, "seed": 2}
+    texts = [
+        server.complete('{"a": 1} {"a": 1}', **asked, **body)["choices"][0]["text"]
+        for asked in ({"response_format": {"type": "json_object"}}, {"structured_outputs": {"json_object": True}})
+    ]
+    assert texts[0] == texts[1] and texts[0].startswith("{")
 
 
 def test_a_processor_equals_a_fresh_matcher_at_every_place() -> None:
@@ -127,6 +148,19 @@ NAMED = {"name": "s", "schema": SCHEMA}
         ({"guided_json": {"$ref": "http://a/b"}}, "guided_json", "cannot be followed"),
         ({"guided_regex": "a", "guided_choice": ["a"]}, "guided_choice", "give one"),
         ({"guided_regex": "a", "ignore_eos": True}, "ignore_eos", "ends"),
+        ({"structured_outputs": {"regex": "(a"}}, "structured_outputs", "cannot be followed"),
+        ({"structured_outputs": {"json": "{"}}, "structured_outputs.json", "JSON schema"),
+        ({"structured_outputs": {}}, "structured_outputs", "one of json, regex, choice, grammar, json_object"),
+        ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, "structured_outputs", "not regex and choice"),
+        ({"structured_outputs": {"json_object": False}}, "structured_outputs.json_object", "True"),
+        ({"structured_outputs": {"structural_tag": "{}"}}, "structured_outputs.structural_tag", "no such field"),
+        (
+            {"structured_outputs": {"regex": "a", "whitespace_pattern": " "}},
+            "structured_outputs.whitespace_pattern",
+            "no ",
+        ),
+        ({"structured_outputs": {"regex": "a"}, "guided_regex": "a"}, "guided_regex", "give one"),
+        ({"structured_outputs": {"regex": "a"}, "ignore_eos": True}, "ignore_eos", "ends"),
         ({"response_format": {"type": "json_schema"}}, "response_format.json_schema", "missing"),
         ({"response_format": {"type": "json_object", "json_schema": NAMED}}, "response_format", "type: json_schema"),
         ({"response_format": {"type": "text", "json_schema": NAMED}}, "response_format", "leave json_schema out"),

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from forerun.cache.base import common_length
 from forerun.serve.errors import RETRY_AFTER, ApiError, refused
-from forerun.serve.schemas import Generation, ResponseFormat
+from forerun.serve.schemas import Generation, ResponseFormat, StructuredOutputs
 
 MOST_CHARACTERS = 200_000  # of a grammar or a schema
 LIMITS = LLParserLimits(
@@ -222,12 +222,22 @@ def _from_format(asked: ResponseFormat) -> str:
     return _from_schema({} if schema is None else schema, "response_format.json_schema.schema")
 
 
+def _from_structured(asked: StructuredOutputs) -> str:
+    ((kind, value),) = asked.asked()
+    if kind == "json_object":
+        return LLMatcher.grammar_from_json_schema(ANY_OBJECT)
+    if kind == "json":
+        return _from_schema(value, "structured_outputs.json")
+    return str(FIELDS[f"guided_{kind}"](value))
+
+
 def _from_choice(choices: list[str]) -> str:
     return LLMatcher.grammar_from_lark("start: " + " | ".join(json.dumps(choice) for choice in choices))
 
 
 FIELDS: dict[str, Any] = {
     "response_format": _from_format,
+    "structured_outputs": _from_structured,
     "guided_json": _from_schema,
     "guided_regex": LLMatcher.grammar_from_regex,
     "guided_choice": _from_choice,

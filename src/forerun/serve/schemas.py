@@ -49,6 +49,7 @@ Stop = Annotated[str, Field(min_length=1, max_length=1000)]
 Prompt = Annotated[str, Field(min_length=1)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 Bias = Annotated[float, Field(ge=-100, le=100)]
+Choices = Annotated[list[Prompt], Field(min_length=1, max_length=1000)]
 
 
 class Body(BaseModel):
@@ -107,6 +108,31 @@ class ResponseFormat(Body):
         return self
 
 
+class StructuredOutputs(Body):
+    """What the text must be, as vLLM says it since 0.12; before that each had a field of its own, `guided_json` say."""
+
+    json_: dict[str, Any] | str | None = Field(None, alias="json", description="A JSON schema.")
+    regex: Prompt | None = None
+    choice: Choices | None = None
+    grammar: Prompt | None = Field(None, description="In Lark's notation.")
+    json_object: Literal[True] | None = Field(None, description="Any JSON object.")
+
+    @model_validator(mode="after")
+    def _is_one(self) -> StructuredOutputs:
+        given = [kind for kind, _ in self.asked()]
+        if len(given) != 1:
+            kinds = ", ".join(field.alias or name for name, field in type(self).model_fields.items())
+            raise ValueError(
+                f"structured_outputs must hold one of {kinds}, not {' and '.join(given) or 'none of them'}"
+            )
+        return self
+
+    def asked(self) -> list[tuple[str, Any]]:
+        """What is given, by the names that a request has for it."""
+        named = ((field.alias or name, getattr(self, name)) for name, field in type(self).model_fields.items())
+        return [(kind, value) for kind, value in named if value is not None]
+
+
 class TextPart(Body):
     """The only kind of content there is."""
 
@@ -146,10 +172,11 @@ class Generation(Body):
     min_tokens: Annotated[int, Field(ge=0, le=MOST_TOKENS)] | None = None
     ignore_eos: bool | None = None
     stop_token_ids: Annotated[TokenIds, Field(max_length=1024)] | None = None
+    structured_outputs: StructuredOutputs | None = None
     guided_json: dict[str, Any] | str | None = Field(None, description="A JSON schema.")
-    guided_regex: Annotated[str, Field(min_length=1)] | None = None
-    guided_choice: Annotated[list[Prompt], Field(min_length=1, max_length=1000)] | None = None
-    guided_grammar: Annotated[str, Field(min_length=1)] | None = Field(None, description="In Lark's notation.")
+    guided_regex: Prompt | None = None
+    guided_choice: Choices | None = None
+    guided_grammar: Prompt | None = Field(None, description="In Lark's notation.")
     response_format: ResponseFormat | None = None
     prediction: Prediction | None = Field(None, description="Drafted from as long as it comes true; changes no law.")
     # Ours
