@@ -176,6 +176,17 @@ def test_no_stop_before_the_minimum() -> None:
     assert len(row.tokens) >= 8
 
 
+@pytest.mark.parametrize("length", (0, 4))
+def test_a_stop_string_before_the_minimum_counts_unless_it_is_not_to(length: int) -> None:
+    """Transformers' minimum forbids end tokens alone; a server's forbids stop strings, too."""
+    places = (2, 6)
+    stops = tuple(f"<{answer()[place]}>" for place in places)
+    assert all(answer().index(answer()[place]) == place for place in places)
+    for minimum, early, end in ((6, True, 3), (6, False, 7), (2, False, 3), (3, False, 7), (20, False, 20)):
+        row = run(prophet(), length, Spell(), stop_strings=stops, min_new_tokens=minimum, stops_early=early)
+        assert row.tokens == answer()[:end], (minimum, early)
+
+
 def test_long_texts_are_searched_at_their_end_only() -> None:
     """The window holds the longest stop string however it is cut into tokens."""
     request = Request(prompt=(1,), max_new_tokens=500, stop_strings=("<5><6>",))

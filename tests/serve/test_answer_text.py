@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forerun.engine import Progress
+from forerun.engine import Progress, Request
+from forerun.engine.stops import StopRule
 from forerun.result import decode_text
 from forerun.serve.answer_text import AnswerText
 from forerun.types import Origin
@@ -27,8 +28,8 @@ def rounds_of(tokens: list[int], sizes: list[int]) -> list[Progress]:
     return rounds
 
 
-def sent(tokens: list[int], sizes: list[int], stops: list[str]) -> tuple[list[str], bool]:
-    text, parts = AnswerText(TOKENIZER, stops, frozenset({END})), []
+def sent(tokens: list[int], sizes: list[int], stops: list[str], num_unstopped: int = 0) -> tuple[list[str], bool]:
+    text, parts = AnswerText(TOKENIZER, stops, frozenset({END}), num_unstopped=num_unstopped), []
     for progress in rounds_of(tokens, sizes):
         parts.append("".join(piece.text for piece in text.push(progress)))
         if text.has_stopped:
@@ -70,3 +71,25 @@ def test_an_end_token_without_text_is_not_sent(by_token: bool, sent: list[str]) 
     (progress,) = rounds_of([*TOKENIZER("ab").input_ids, END], [3])
     assert [piece.text for piece in text.push_all([progress])] == sent
     assert not text.finish()
+
+
+@pytest.mark.parametrize("sizes", ([1], [2], [3, 1], [9]))
+@pytest.mark.parametrize(("text", "least", "shown"), (
+    ("abXcXd", 3, "abXc"),  # whole before so many tokens
+    ("abXcXd", 2, "ab"),  # the next token may complete one
+    ("aaaa", 2, "a"),  # begins before, ends behind
+    ("aaXX", 4, None),
+))  # fmt: skip
+def test_no_stop_string_counts_before_so_many_tokens(
+    sizes: list[int], text: str, least: int, shown: str | None
+) -> None:
+    """As the engine has it, which ends a row with the token that completes one."""
+    tokens, stops = TOKENIZER(text).input_ids, ["X", "aa"]
+    rule = StopRule(
+        Request(prompt=(1,), max_new_tokens=9, stop_strings=tuple(stops), min_new_tokens=least, stops_early=False),
+        9, TOKENIZER,
+    )  # fmt: skip
+    kept, reason = rule.cut([], tokens)
+    assert (reason is None) == (shown is None)
+    parts, stopped = sent(tokens[:kept], sizes, stops, num_unstopped=least)
+    assert ("".join(parts), stopped) == (text if shown is None else shown, shown is not None)

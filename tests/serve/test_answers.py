@@ -109,6 +109,16 @@ def test_stop_strings_end_the_text_and_stay_out_of_it(server: Server, path: str)
     assert "".join(texts) == whole[: whole.find(stop)] and parts[-1]["finish_reason"] == "stop"
 
 
+def test_no_stop_string_ends_the_text_before_the_least_number_of_tokens(server: Server) -> None:
+    bias = {"logit_bias": {str(TOKENIZER("x").input_ids[0]): 100.0}, **GREEDY}
+    answer = server.complete(PROMPT, max_tokens=9, min_tokens=5, stop="x", **bias)
+    assert answer["choices"][0]["text"] == "xxxxx" and answer["choices"][0]["finish_reason"] == "stop"
+    assert answer["usage"]["completion_tokens"] == 6
+    body = {"prompt": PROMPT, "max_tokens": 9, "min_tokens": 9, "stop": ["xx"], **bias}
+    parts = [part for event in events(server, "/v1/completions", body) for part in event["choices"]]
+    assert "".join(part["text"] for part in parts) == "x" * 9 and parts[-1]["finish_reason"] == "length"
+
+
 def test_a_stop_string_may_not_begin_in_the_prompt(server: Server) -> None:
     whole = server.complete(PROMPT, max_tokens=6, **GREEDY)["choices"][0]["text"]
     answer = server.complete(PROMPT, max_tokens=6, stop=PROMPT[-1] + whole[0], **GREEDY)

@@ -38,6 +38,8 @@ BAD: tuple[tuple[dict[str, Any], str | None, str], ...] = (
     ({"prompt": "x", "max_tokens": 0, "echo": True, "n": 2}, "n", "one text for each prompt"),
     ({"prompt": "x", "max_tokens": 0, "echo": True, "best_of": 2}, "best_of", "one text for each prompt"),
     ({"prompt": "x", "max_tokens": 0, "echo": True, "min_tokens": 2}, "min_tokens", "max_tokens"),
+    ({"prompt": "x", "max_tokens": 5, "min_tokens": 6}, "min_tokens", "6 is above the 5 tokens"),
+    ({"prompt": "x", "min_tokens": 17}, "min_tokens", "above the 16 tokens"),
     ({"prompt": "x", "max_tokens": 0, "echo": True, "logit_bias": {"999": 1}}, "logit_bias", "vocabulary ends"),
     ({"prompt": "x", "max_tokens": 0, "echo": True, "guided_regex": "(a"}, "guided_regex", "cannot be followed"),
     ({"prompt": "x" * 2049, "max_tokens": 0, "echo": True}, "prompt", "holds 2048 tokens"),

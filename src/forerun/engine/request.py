@@ -52,6 +52,8 @@ class Request:
     """Whether a stop string may begin in the prompt, as in transformers; False looks at the output alone."""
     min_new_tokens: int = 0
     """No stop id before so many tokens."""
+    stops_early: bool = True
+    """Whether a stop string may end the row within `min_new_tokens`, as in transformers; False: a later one."""
     biases: tuple[LogitsProcessor, ...] = ()
     """Processors that come before the penalties, as `sequence_bias` does in transformers."""
     processors: tuple[LogitsProcessor, ...] = ()
@@ -82,6 +84,7 @@ class Request:
             "prediction": _prediction(self.prediction),
             "stop_ids": _stop_ids(self.stop_ids),
             "stops_in_prompt": flag("stops_in_prompt", self.stops_in_prompt),
+            "stops_early": flag("stops_early", self.stops_early),
             "stop_strings": tuple(list_of("stop_strings", self.stop_strings, check_stop_string, "must be strings")),
             "biases": tuple(list_of("biases", self.biases, check_processor, "must be processors")),
             "processors": tuple(list_of("processors", self.processors, check_processor, "must be processors")),

@@ -19,6 +19,7 @@ class StopRule:
     def __init__(self, request: Request, budget: int, tokenizer: Any) -> None:
         self.request, self.budget, self.tokenizer = request, budget, tokenizer
         self._settings = decode_settings(tokenizer, skip_special=False) if request.stop_strings else {}
+        self._num_unstopped = 0 if request.stops_early else request.min_new_tokens  # tokens that complete none
         self.window = BYTES_PER_CHARACTER * max((len(text) for text in request.stop_strings), default=0) + EDGE
 
     def cut(self, output: Sequence[int], new: Sequence[int]) -> tuple[int, FinishReason | None]:
@@ -33,7 +34,7 @@ class StopRule:
     def _completes_stop_string(self, output: Sequence[int], new: Sequence[int]) -> bool:
         """Whether one of them reaches into the last of `new`, wherever it began: in the prompt, too, as transformers
         has it. One that was whole before that token stops nothing."""
-        if not self.request.stop_strings:
+        if not self.request.stop_strings or len(output) + len(new) <= self._num_unstopped:
             return False
         recent = self._recent(output, new)
         text = self._decode(recent)

@@ -32,7 +32,8 @@ class AnswerText:
 
     `hidden` are ids that end the sequence: where one has no text, only its log-probability is told, if it is asked for.
     Where nobody asks for tokens (`by_token` is false), a piece may be the text of several: that costs a fraction.
-    With `context` the text goes on from those tokens, as a prompt's does.
+    With `context` the text goes on from those tokens, as a prompt's does. The first `num_unstopped` tokens complete no
+    stop string, as in the engine.
     """
 
     def __init__(
@@ -42,12 +43,15 @@ class AnswerText:
         hidden: frozenset[int] = frozenset(),
         by_token: bool = True,
         context: Sequence[int] = (),
+        num_unstopped: int = 0,
     ) -> None:
         self.stops, self.hidden = tuple(stops), hidden
         self.by_token = by_token or bool(stops)  # of a piece across the beginning of a stop string nothing is sent
         self.has_stopped = False  # at a stop string, which is cut off
         self._text = StreamDecoder(tokenizer, context)
         self._held: list[Piece] = []
+        self._num_unstopped = num_unstopped
+        self._safe = 0  # characters that are held of those tokens: no stop string ends among them
 
     def push_all(self, gained: Sequence[Gained]) -> list[Piece]:
         """What can be sent after rounds, up to a stop string."""
@@ -67,6 +71,8 @@ class AnswerText:
         names = origins(progress.origins)
         for token, origin, logprob in zip(progress.tokens, names, logprobs, strict=True):
             text = self._text.push(token)
+            if len(self._text.tokens) <= self._num_unstopped:
+                self._safe += len(text)
             is_end = not text and token in self.hidden
             if not is_end or logprob is not None:
                 self._held.append(Piece(text, token, origin, logprob, is_end=is_end))
@@ -84,7 +90,8 @@ class AnswerText:
 
     def _release(self) -> list[Piece]:
         text = "".join(piece.text for piece in self._held)
-        found = [place for stop in self.stops if (place := text.find(stop)) >= 0]
+        starts = ((stop, max(self._safe - len(stop) + 1, 0)) for stop in self.stops)
+        found = [place for stop, start in starts if (place := text.find(stop, start)) >= 0]
         if found:
             self.has_stopped = True
             return self._take(min(found), cut=True)
@@ -101,7 +108,7 @@ class AnswerText:
         rest = self._held[len(taken) :]
         if cut and rest and place < end:
             taken.append(replace(rest[0], text=rest[0].text[: end - place]))
-        self._held = [] if cut else rest
+        self._held, self._safe = [] if cut else rest, max(self._safe - place, 0)
         return taken
 
 

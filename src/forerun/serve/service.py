@@ -165,7 +165,10 @@ class Service:
         told at once."""
         times, request = choice.times, choice.request
         context = request.prompt if asked.continues else ()
-        text = AnswerText(self.model.tokenizer, request.stop_strings, request.stop_ids, asked.by_token, context)
+        text = AnswerText(
+            self.model.tokenizer, request.stop_strings, request.stop_ids, asked.by_token, context,
+            num_unstopped=0 if request.stops_early else request.min_new_tokens,
+        )  # fmt: skip
         outcome = "abort"
         stream = begun  # that has not told its end
 

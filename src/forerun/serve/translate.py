@@ -101,6 +101,9 @@ def _requests(
     tools: Tools | None = None,
 ) -> list[Request]:
     """As `decoder.generate` makes them for the same call, so that texts are the same."""
+    if (body.min_tokens or 0) > (most := min(budgets)):
+        reason = f"{body.min_tokens} is above the {most} tokens that the answer may have: lower it, or raise max_tokens"
+        raise refused("min_tokens", reason)
     seed = secrets.randbelow(SEEDS) if body.seed is None else body.seed
     stops = stop_strings(body)
     stop_ids = frozenset(body.stop_token_ids or ()) | (frozenset() if body.ignore_eos else model.stop_ids)
@@ -119,6 +122,7 @@ def _requests(
                 stop_strings=stops,
                 stops_in_prompt=False,
                 min_new_tokens=body.min_tokens or 0,
+                stops_early=False,
                 processors=() if grammar is None else (grammar.processor(len(prompt)),),
                 logprobs=logprobs,
                 max_draft_tokens=max_draft_tokens,
