@@ -2,13 +2,7 @@
 
 from __future__ import annotations
 
-import gc
 import json
-import sys
-import threading
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -16,6 +10,7 @@ import pytest
 from forerun.serve.large_body import LARGE, MANY_VALUES, PIECE, list_of_numbers, parse, read
 from forerun.serve.schemas import AT_ONCE, FEW_BIASES, MOST_ITEMS, ChatBody, CompletionBody
 from serve.serving import Server
+from serve.waiting import LONGEST_WAIT, longest_wait, switching
 from support.folders import byte_tokenizer
 
 MANY = 3 * MANY_VALUES
@@ -64,7 +59,6 @@ def test_lists_of_numbers_are_written_as_json() -> None:
         assert json.loads(list_of_numbers(list(range(number)))) == list(range(number))
 
 
-LONGEST_WAIT = 0.05  # seconds
 IDS = json.dumps({"prompt": list(range(1_000_000))}).encode()
 BODIES: dict[str, tuple[type[Any], bytes]] = {
     "ids": (CompletionBody, IDS),
@@ -73,43 +67,6 @@ BODIES: dict[str, tuple[type[Any], bytes]] = {
     "lists": (CompletionBody, json.dumps({"prompt": [[1, 2]] * 60_000}).encode()),
     "unknown fields": (CompletionBody, json.dumps({f"k{i}": 1 for i in range(200_000)}).encode()),
 }
-
-
-@contextmanager
-def switching() -> Iterator[None]:
-    """Between threads as often as a server does, which also leaves what was there before out of collecting garbage."""
-    gc.collect()
-    gc.freeze()
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(1e-4)
-    try:
-        yield
-    finally:
-        sys.setswitchinterval(before)
-
-
-def longest_wait(work: Callable[[], object]) -> float:
-    """Seconds of work, by the processor's clock, between two looks of a thread that looks every millisecond."""
-    worst, is_over = 0.0, threading.Event()
-
-    def look() -> None:
-        nonlocal worst
-        last = time.process_time()
-        while not is_over.is_set():
-            time.sleep(0.001)
-            now = time.process_time()
-            worst, last = max(worst, now - last), now
-
-    looking = threading.Thread(target=look)
-    looking.start()
-    time.sleep(0.01)
-    try:
-        work()
-    except Exception as error:
-        assert type(error).__name__ == "InvalidBody"
-    is_over.set()
-    looking.join()
-    return worst
 
 
 @pytest.mark.parametrize("name", BODIES)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 from starlette.requests import Request as HttpRequest
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import Response, StreamingResponse
 
 from forerun.engine import Request
 from forerun.serve.direct import writer_of
@@ -18,10 +19,12 @@ from forerun.serve.formats import WRITER, Answer, Format, event, usage
 from forerun.serve.schemas import Generation, StreamOptions
 from forerun.serve.service import Asked, Choice, Gain, Service
 
+T = TypeVar("T")
 CLIENT_LEFT = 499  # nobody reads it; nginx writes it into its log for the same reason
 NO_BUFFERING = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 NO_OPTIONS = StreamOptions(include_usage=None, continuous_usage_stats=None)
 KEEP_ALIVE, DONE = b": still here\n\n", b"data: [DONE]\n\n"
+MANY_PIECES = 256  # that take milliseconds with log-probabilities; fewer are written sooner than a thread wakes
 
 
 @dataclass(slots=True)
@@ -43,7 +46,7 @@ class Call:
 
         def write(gain: Gain) -> bool:
             """Into the connection, if what was written before has left: no task is needed for it."""
-            if writer is None or not writer.is_ready:
+            if writer is None or not writer.is_ready or len(gain.pieces) > MANY_PIECES:
                 return False
             if (chunk := self._chunk(gain, options)) is not None:
                 writer.write(chunk)
@@ -60,7 +63,13 @@ class Call:
                 if gain is not None:
                     self.choices[gain.choice.index] = gain.choice
         decoded = [self.choices[index] for index in sorted(self.choices)]
-        return JSONResponse(self.format.whole(self._returned(decoded), usage(self.num_prompt_tokens, decoded)))
+        returned = self._returned(decoded)
+
+        def write() -> bytes:
+            return self.format.whole(returned, usage(self.num_prompt_tokens, decoded))
+
+        body = await _written(write, sum(len(choice.pieces) for choice in returned))
+        return Response(body, media_type="application/json")
 
     def _returned(self, decoded: Sequence[Choice]) -> list[Choice]:
         """The best of each prompt's sequences."""
@@ -83,7 +92,9 @@ class Call:
                 async for gain in gains:
                     if gain is None:
                         yield KEEP_ALIVE
-                    elif (chunk := self._chunk(gain, options)) is not None:
+                        continue
+                    chunk = await _written(partial(self._chunk, gain, options), len(gain.pieces))
+                    if chunk is not None:
                         yield chunk
             if options.include_usage:
                 last = self.format.chunk(usage=WRITER.encode(self._usage()))
@@ -105,6 +116,11 @@ class Call:
 
     def _usage(self) -> Answer:
         return usage(self.num_prompt_tokens, [self.choices[index] for index in sorted(self.choices)])
+
+
+async def _written(write: Callable[[], T], num_pieces: int) -> T:
+    """Beside the loop where there is much to write, as a prompt that is echoed: others' tokens go out meanwhile."""
+    return write() if num_pieces <= MANY_PIECES else await asyncio.to_thread(write)
 
 
 async def unless_left(http: HttpRequest, work: Coroutine[Any, Any, Response]) -> Response:

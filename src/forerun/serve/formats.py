@@ -13,6 +13,7 @@ from json.encoder import encode_basestring
 from typing import Any, ClassVar
 
 from forerun.engine import Stats
+from forerun.engine.row import TokenLogprob
 from forerun.serve.answer_text import Piece
 from forerun.serve.call_formats import Tools
 from forerun.serve.call_reader import CallReader
@@ -23,6 +24,7 @@ from forerun.version import __version__
 Answer = dict[str, Any]
 WRITER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))  # json.dumps makes a new one for every chunk
 LEAST_LOGPROB = -9999.0  # what OpenAI's API says of very unlikely tokens: JSON has no infinity
+PIECE = 2**20  # characters that are made bytes in one step
 
 
 def event(answer: Answer) -> bytes:
@@ -68,20 +70,34 @@ class Format(ABC):
         part = self.part(gain.choice.index, gain.pieces, gain.finish_reason)
         wants_tokens = bool(gain.pieces) and (self.logprobs or self.origins)
         is_worth_it = gain.finish_reason is not None or wants_tokens or self.says_something(part)
-        return WRITER.encode(part) if is_worth_it else None
+        return self._writer.encode(part) if is_worth_it else None
 
     @abstractmethod
     def says_something(self, part: Answer) -> bool:
         """Whether it adds to the answer."""
 
-    def whole(self, choices: Sequence[Choice], usage: Answer) -> Answer:
-        listed = [self.whole_choice(index, choice) for index, choice in enumerate(choices)]
-        return {**self._head(self.kind), "choices": listed, "usage": usage}
+    def whole(self, choices: Sequence[Choice], usage: Answer) -> bytes:
+        """An answer in one piece, written. Choice by choice: a thread that does it beside others makes many steps."""
+        listed = [_utf8(self._writer.encode(self.whole_choice(*each))) for each in enumerate(choices)]
+        head, tail = WRITER.encode(self._head(self.kind)), WRITER.encode(usage)
+        return b'%s,"choices":[%s],"usage":%s}' % (head[:-1].encode(), b",".join(listed), tail.encode())
 
     def chunk(self, choice: str = "", usage: str | None = None) -> bytes:
         """As an event, of what is written already. What all chunks of an answer begin with is written once."""
         tail = "" if usage is None else f',"usage":{usage}'
         return f"{self._chunk_head}{choice}]{tail}}}\n\n".encode()
+
+    @cached_property
+    def _writer(self) -> json.JSONEncoder:
+        """Asks for log-probabilities as it comes to them: it then neither holds all of them at once as dictionaries,
+        through which the collector of garbage would look again and again, nor writes them in one step."""
+        return json.JSONEncoder(
+            ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=self.written_logprob
+        )
+
+    @abstractmethod
+    def written_logprob(self, entry: TokenLogprob) -> Answer:
+        """What is told of one token."""
 
     @cached_property
     def _chunk_head(self) -> str:
@@ -170,13 +186,10 @@ class ChatFormat(Format):
         if not self.logprobs:
             return None
         entries = [piece.logprob for piece in pieces if piece.logprob is not None and not piece.is_end]
-        return {
-            "content": [
-                {**self._entry(entry.token, entry.logprob), "top_logprobs": [self._entry(*top) for top in entry.top]}
-                for entry in entries
-            ],
-            "refusal": None,
-        }
+        return {"content": entries, "refusal": None}
+
+    def written_logprob(self, entry: TokenLogprob) -> Answer:
+        return {**self._entry(entry.token, entry.logprob), "top_logprobs": [self._entry(*top) for top in entry.top]}
 
     def _entry(self, token: int, logprob: float) -> Answer:
         written = self.model.token_bytes(token)
@@ -224,14 +237,17 @@ class CompletionFormat(Format):
         return {
             "tokens": [self._token(piece.token) for piece in listed],
             "token_logprobs": [None if entry is None else max(entry.logprob, LEAST_LOGPROB) for entry in entries],
-            "top_logprobs": [
-                None
-                if entry is None
-                else {self._token(token): max(value, LEAST_LOGPROB) for token, value in reversed(entry.top)}
-                for entry in entries
-            ],
+            "top_logprobs": entries,
             "text_offset": offsets,
         }
+
+    def written_logprob(self, entry: TokenLogprob) -> Answer:
+        return {self._token(token): max(value, LEAST_LOGPROB) for token, value in reversed(entry.top)}
+
+
+def _utf8(text: str) -> bytes:
+    """In steps."""
+    return b"".join([text[start : start + PIECE].encode() for start in range(0, len(text), PIECE)])
 
 
 def usage(num_prompt_tokens: int, choices: Sequence[Choice]) -> Answer:

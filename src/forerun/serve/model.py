@@ -105,7 +105,18 @@ class ServedModel:
             raise refused(param, f"the vocabulary ends at token {self.vocab_size - 1}")
 
     def token_bytes(self, token: int) -> bytes:
-        """What a token writes, which may be a part of a character."""
+        """What a token writes, which may be a part of a character. Kept: answers name tokens again and again."""
+        written = self._bytes.get(token)
+        if written is None:
+            written = self._bytes[token] = self._read_bytes(token)
+        return written
+
+    @cached_property
+    def _bytes(self) -> dict[int, bytes]:
+        """By token, of those that were asked for."""
+        return {}
+
+    def _read_bytes(self, token: int) -> bytes:
         piece = self.tokenizer.convert_ids_to_tokens(token)
         if piece is None:  # the model's table may be larger than the vocabulary
             return b""
