@@ -94,7 +94,7 @@ class StreamDecoder:
             del self._window[:start]
             self._before = before
         else:  # thousands of special tokens are not to be decoded again and again
-            self._window[self._done :] = [token for token in self._window[self._done :] if not self._is_silent(token)]
+            self._window[self._done :] = [token for token in self._window[self._done :] if not self.is_silent(token)]
         self._done = len(self._window)
         return text
 
@@ -105,7 +105,7 @@ class StreamDecoder:
             return self._decode(self._window[self._done : end])
         return text[len(self._before) :]
 
-    def _is_silent(self, token: int) -> bool:
+    def is_silent(self, token: int) -> bool:
         """Whether it has no text anywhere: twice in a row, one of them is not the first of a sequence."""
         return not self._decode([token, token])
 

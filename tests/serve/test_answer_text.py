@@ -93,3 +93,30 @@ def test_no_stop_string_counts_before_so_many_tokens(
     assert (reason is None) == (shown is None)
     parts, stopped = sent(tokens[:kept], sizes, stops, num_unstopped=least)
     assert ("".join(parts), stopped) == (text if shown is None else shown, shown is not None)
+
+
+START = 1  # <|start|>
+ENDS = ["END<|end|>"]
+
+
+@pytest.mark.parametrize("sizes", ([1], [2, 3], [9]))
+@pytest.mark.parametrize(("parts", "stops", "shown"), (
+    (("aEND", END), ENDS, "a"),
+    (("aEND",), ENDS, None),
+    (("aEND", START), ENDS, None),
+    (("ab", START, "cd"), ["abc"], None),  # what lies between counts
+    (("ab", START, "cd"), ["b<|start|>c"], "a"),
+    (("ab", START, "cd"), ["rt|>c"], "ab"),
+    (("é", START, END), ["<|start|><|end|>"], "é"),
+))  # fmt: skip
+def test_special_tokens_count_as_they_are_written(
+    parts: tuple[str | int, ...], stops: list[str], shown: str | None, sizes: list[int]
+) -> None:
+    """In stop strings, though texts do not show them; as the engine has it."""
+    tokens = [token for part in parts for token in ([part] if isinstance(part, int) else TOKENIZER(part).input_ids)]
+    rule = StopRule(Request(prompt=(1,), max_new_tokens=99, stop_strings=tuple(stops)), 99, TOKENIZER)
+    kept, reason = rule.cut([], tokens)
+    assert (reason is None) == (shown is None)
+    whole = "".join(part for part in parts if isinstance(part, str))
+    told, stopped = sent(tokens[:kept], sizes, stops)
+    assert ("".join(told), stopped) == (whole if shown is None else shown, shown is not None)

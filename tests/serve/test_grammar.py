@@ -68,6 +68,10 @@ def test_texts_keep_to_what_was_asked_for(server: Server, said: Callable[[str, A
         assert found["a"] in ("x", "yy") and isinstance(found["b"], bool)
 
 
+def test_a_stop_string_may_end_in_the_token_that_ends_the_text(server: Server) -> None:
+    assert ask(server, **guided("choice", ["aEND"]), stop=["END<|end|>"]) == "a"
+
+
 def test_any_object_is_asked_for_in_two_ways(server: Server) -> None:
     """Both are one grammar: the same request then has the same text."""
     body = {"logit_bias": NO_SPACE, "max_tokens": 40, "seed": 2}

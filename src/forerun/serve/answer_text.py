@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from forerun.engine.row import TokenLogprob
+from forerun.engine.stops import decode_settings
 from forerun.serve.backend import Gained
 from forerun.text import StreamDecoder
 from forerun.types import Origin
@@ -32,6 +34,7 @@ class AnswerText:
 
     `hidden` are ids that end the sequence: where one has no text, only its log-probability is told, if it is asked for.
     Where nobody asks for tokens (`by_token` is false), a piece may be the text of several: that costs a fraction.
+    Stop strings are looked for where special tokens are written out, though no piece shows them, as the engine does.
     With `context` the text goes on from those tokens, as a prompt's does. The first `num_unstopped` tokens complete no
     stop string, as in the engine.
     """
@@ -49,7 +52,8 @@ class AnswerText:
         self.by_token = by_token or bool(stops)  # of a piece across the beginning of a stop string nothing is sent
         self.has_stopped = False  # at a stop string, which is cut off
         self._text = StreamDecoder(tokenizer, context)
-        self._held: list[Piece] = []
+        self._written = partial(tokenizer.decode, **decode_settings(tokenizer, skip_special=False))
+        self._held: list[tuple[Piece, str]] = []  # with what stop strings are looked for in
         self._num_unstopped = num_unstopped
         self._safe = 0  # characters that are held of those tokens: no stop string ends among them
 
@@ -71,11 +75,10 @@ class AnswerText:
         names = origins(progress.origins)
         for token, origin, logprob in zip(progress.tokens, names, logprobs, strict=True):
             text = self._text.push(token)
+            written = self._written([token]) if self.stops and not text and self._text.is_silent(token) else text
             if len(self._text.tokens) <= self._num_unstopped:
-                self._safe += len(text)
-            is_end = not text and token in self.hidden
-            if not is_end or logprob is not None:
-                self._held.append(Piece(text, token, origin, logprob, is_end=is_end))
+                self._safe += len(written)
+            self._held.append((Piece(text, token, origin, logprob, is_end=not text and token in self.hidden), written))
         return self._release()
 
     def finish(self) -> list[Piece]:
@@ -83,13 +86,13 @@ class AnswerText:
         if self.has_stopped:
             return []
         if rest := self._text.finish():  # bytes that never became a character
-            self._held.append(Piece(rest, self._text.tokens[-1], PLAIN, is_token=False))
+            self._held.append((Piece(rest, self._text.tokens[-1], PLAIN, is_token=False), rest))
         ready = self._release()
         held, self._held = self._held, []
-        return [*ready, *held]
+        return [*ready, *_told(held)]
 
     def _release(self) -> list[Piece]:
-        text = "".join(piece.text for piece in self._held)
+        text = "".join(written for _, written in self._held)
         starts = ((stop, max(self._safe - len(stop) + 1, 0)) for stop in self.stops)
         found = [place for stop, start in starts if (place := text.find(stop, start)) >= 0]
         if found:
@@ -99,17 +102,23 @@ class AnswerText:
 
     def _take(self, end: int, cut: bool = False) -> list[Piece]:
         """Pieces that lie before `end`; the one across it stays, or is `cut` there and the rest dropped."""
-        taken, place = [], 0
-        for piece in self._held:
-            if place + len(piece.text) > end:
+        number, place = 0, 0
+        for _, written in self._held:
+            if place + len(written) > end:
                 break
-            place += len(piece.text)
-            taken.append(piece)
-        rest = self._held[len(taken) :]
+            place += len(written)
+            number += 1
+        taken, rest = self._held[:number], self._held[number:]
         if cut and rest and place < end:
-            taken.append(replace(rest[0], text=rest[0].text[: end - place]))
+            piece, written = rest[0]
+            taken.append((replace(piece, text=piece.text[: end - place]), written))
         self._held, self._safe = [] if cut else rest, max(self._safe - place, 0)
-        return taken
+        return _told(taken)
+
+
+def _told(held: Sequence[tuple[Piece, str]]) -> list[Piece]:
+    """Without ends that have neither a text nor a log-probability to tell."""
+    return [piece for piece, _ in held if not piece.is_end or piece.logprob is not None]
 
 
 def overlap(text: str, marks: Sequence[str]) -> int:
