@@ -106,9 +106,10 @@ class ModelSettings:
     offline: bool = False
     """Use only what is on this machine."""
     quantize: Literal["int8", "int4", "fp8", "w8a8", "w8a8-g32"] | None = None
-    """Round the weights to 8 or 4 bits while they are loaded: less memory, faster, and ANOTHER MODEL, whose text
-    follows the rounded weights. int8 and int4 round weights alone; w8a8 and, on a GPU, fp8 also what they are
-    multiplied with; w8a8-g32, on a CPU, does that in groups of 32, which is more accurate."""
+    """Round the weights to 8 or 4 bits while they are loaded: less memory, and ANOTHER MODEL, whose text follows the
+    rounded weights; whether it is faster depends on the machine (docs/quantise-on-load.md). int8 and int4 round weights
+    alone; w8a8 and, on a GPU, fp8 also what they are multiplied with; w8a8-g32, on a CPU, does that in groups of 32,
+    which is more accurate."""
     quantize_head: bool | None = None
     """Whether --quantize rounds the head like the layers, on a CPU the embedding too. By default the head stays as it
     is on a GPU, and both have 8 bits in groups of 32 on a CPU (with w8a8-g32 they are rounded like the layers)."""

@@ -79,7 +79,8 @@ SETTINGS = ("model", "draft", "tree", "draft_top_k", "policy", "rule", "attentio
     OUTPUT,
     "--compare",
     is_flag=True,
-    help="Decode three ways (transformers, Forerun without and with drafts) and print the times side by side.",
+    help="Decode three ways (transformers, Forerun without and with drafts) and print the times side by side; on a "
+    "CPU with float32 weights unless --dtype says otherwise.",
 )
 @option(
     OUTPUT,
