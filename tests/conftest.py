@@ -1,4 +1,7 @@
-"""One thread and fixed seeds for every test, and the models that several files share."""
+"""One thread and fixed seeds for every test, and the models that several files share.
+
+Torch and all that needs it is imported inside functions: a process that only hands tests to others starts them at once.
+"""
 
 from __future__ import annotations
 
@@ -8,21 +11,27 @@ import os
 import random
 import sys
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
-import torch
 
 from support import compiling
-from support import interpreter as _first  # noqa: F401  before anything that imports Triton
 from support.data import lack_of
-from support.stories import CHECKPOINT, VOCABULARY, Stories, load_stories
-from support.tiny import disturbed_models
+
+if TYPE_CHECKING:
+    from support.stories import Stories
 
 pytest_plugins = ["support.budget"]
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("dist", "no") != "no":
+        return  # its workers come here, too
+    gc.disable()  # what is imported until all tests are collected is no garbage
+    import torch
+
+    from support import interpreter as _first  # noqa: F401  before anything that imports Triton
+
     os.environ.setdefault("FORERUN_KERNELS", "off")  # chosen by timing otherwise; tests that mean them ask for them
     os.environ.setdefault("FORERUN_SELF_CHECK", "off")  # controls break passes on purpose; its own tests ask for it
     os.environ.setdefault("NUMBA_NUM_THREADS", "2")  # the same pool on one core and on sixteen
@@ -33,6 +42,7 @@ def pytest_collection_finish() -> None:
     """Thousands of tests and their modules stay until the end: the garbage collector need not look through them."""
     gc.collect()
     gc.freeze()
+    gc.enable()
     if "PYTEST_XDIST_WORKER" in os.environ and "numba" in sys.modules:
         compiling.in_turns()
 
@@ -49,6 +59,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 @pytest.fixture(autouse=True)
 def fixed_seeds() -> None:
+    import torch
+
     random.seed(0)
     torch.manual_seed(0)
 
@@ -56,6 +68,8 @@ def fixed_seeds() -> None:
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
     """Name the test that changes torch's number of threads, not the innocent ones after it."""
+    import torch
+
     yield
     left = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -72,6 +86,8 @@ def kernels_on_a_gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyP
 @pytest.fixture(autouse=True)
 def undisturbed_models() -> Iterator[None]:
     """Cached models are shared by all tests: name the test that changes one, not the innocent ones after it."""
+    from support.tiny import disturbed_models
+
     before = disturbed_models()
     yield
     changed = sorted(set(disturbed_models()) - set(before))
@@ -81,6 +97,8 @@ def undisturbed_models() -> Iterator[None]:
 @pytest.fixture(autouse=True, scope="module")
 def whole_models() -> Iterator[None]:
     """The same for weights that are replaced by others: seen at the end of a file, because looking takes time."""
+    from support.tiny import disturbed_models
+
     before = disturbed_models(replaced=True)
     yield
     changed = sorted(set(disturbed_models(replaced=True)) - set(before))
@@ -90,6 +108,8 @@ def whole_models() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def stories() -> Stories:
     """The real 260,032-parameter model, its `encode` and `decode`."""
+    from support.stories import CHECKPOINT, VOCABULARY, load_stories
+
     if reason := lack_of(CHECKPOINT, VOCABULARY):
         pytest.skip(reason)
     return load_stories()
