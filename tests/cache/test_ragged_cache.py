@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import random
+from typing import Any
 
 import pytest
 import torch
@@ -53,12 +55,18 @@ def filled(family: str, form: Form = Form.AUTO, rows: int = 4, kind: str = "ragg
     return scorer, texts
 
 
+@functools.cache
+def fresh(model: Any, *tokens: int) -> torch.Tensor:
+    """Logits of a whole pass; most tests here ask for those of the same texts."""
+    return recomputed(model, list(tokens))
+
+
 def check_rows(scorer: Scorer, texts: dict[int, list[int]], new: tuple[int, ...] = (5, 6, 7)) -> None:
     """Every row continues as a fresh computation does; rows are left as they were."""
     order = sorted(texts, key=scorer.cache.slot)
     logits = scorer.score(order, [list(new)] * len(order)).split(len(new))
     for row, own in zip(order, logits, strict=True):
-        check(own, recomputed(scorer.model, [*texts[row], *new])[-len(new) :])
+        check(own, fresh(scorer.model, *texts[row], *new)[-len(new) :])
         scorer.rewind([row], [len(texts[row])])
 
 
@@ -191,7 +199,7 @@ def test_rows_need_not_be_neighbours(family: str, form: Form, kind: str) -> None
     for rows in ((0, 2), (3, 1), (2, 0, 3)):
         logits = scorer.score(rows, [[5, 6]] * len(rows)).split(2)
         for row, own in zip(rows, logits, strict=True):
-            check(own, recomputed(scorer.model, [*texts[row], 5, 6])[-2:])
+            check(own, fresh(scorer.model, *texts[row], 5, 6)[-2:])
             scorer.rewind([row], [len(texts[row])])
 
 
