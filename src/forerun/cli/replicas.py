@@ -120,7 +120,8 @@ def share_of(options: dict[str, Any], limits: ServiceSettings, device: str, num_
     if ":" in device:
         raise InvalidArgument(f"--device {device}: replicas get their GPUs from Ray; say cuda, or leave it out")
     num_gpus = options["tensor_parallel"] if device == "cuda" else 0
-    return Share(round(num_cpus, 2), num_gpus, limits.max_rows or _rows(options, limits, device))
+    # Rounded down: a hundredth more than there is, and Ray would wait for a core for the last replica for ever.
+    return Share(int(num_cpus * 100) / 100, num_gpus, limits.max_rows or _rows(options, limits, device))
 
 
 def _rows(options: dict[str, Any], limits: ServiceSettings, device: str) -> int:

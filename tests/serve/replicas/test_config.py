@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -77,6 +78,16 @@ def test_a_whisper_decodes_fewer_recordings_than_others_sequences(
     assert (rows("whisper"), rows("whisper", "cpu"), rows("whisper", max_rows=3)) == (BATCH, BATCH, 3)
     assert (rows("llama"), rows("llama", "cpu")) == (128, 16)
     assert rows("on another node") == 128
+
+
+def test_replicas_fit_the_cores_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray waits without a limit for what does not fit. It counts in ten-thousandths of a core, as is done here."""
+    monkeypatch.setitem(sys.modules, "forerun.serve.replicas.deployment", SimpleNamespace(Share=Share))  # type: ignore[arg-type]
+    options, limits = parsed({"model": "some/model"}), ServiceSettings(max_rows=4)
+    for cores, replicas in itertools.product(range(1, 193), range(1, 33)):
+        share = share_of(options, limits, "cpu", cores / replicas).num_cpus
+        assert round(share * 10_000) * replicas <= cores * 10_000, (cores, replicas)
+        assert share > cores / replicas - 0.02, "no more than rounding takes"
 
 
 @pytest.mark.parametrize("name", ["serve.yaml", "kuberay.yaml"])
