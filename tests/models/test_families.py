@@ -62,6 +62,22 @@ def test_encoders_are_refused_until_they_are_decoders(name: str) -> None:
     assert finding.outcome is Outcome.EXACT, finding.reason
 
 
+@pytest.mark.parametrize("places", [(0, 1), ("cuda:0", torch.device("cuda", 1)), (0, "cuda:1", "cpu"), ("xpu:0", 1)])
+@pytest.mark.parametrize("name", ["llama", "t5"])
+def test_layers_on_several_accelerators_are_refused(name: str, places: tuple[Any, ...]) -> None:
+    model = tiny_model(name)
+    model.hf_device_map = {str(layer): place for layer, place in enumerate(places)}
+    with pytest.raises(UnsupportedModel, match=r'device 0 and device 1 .*device_map=\{"": 0\}.*--tensor-parallel 2'):
+        SpeculativeDecoder(model, "lookup")
+
+
+@pytest.mark.parametrize("places", [(0,), (0, "cuda:0", torch.device("cuda")), (1, "cpu", "disk"), ("cpu", "disk")])
+def test_layers_beside_one_accelerator_are_not_refused(places: tuple[Any, ...]) -> None:
+    model = tiny_model("llama")
+    model.hf_device_map = {str(layer): place for layer, place in enumerate(places)}
+    families.inspect(model)
+
+
 def test_tokens_that_see_the_future_are_refused() -> None:
     """An encoder that does not say so is found out by its mask."""
     model = of_type("bert")

@@ -113,6 +113,7 @@ def inspect(model: PreTrainedModel, *, headless: bool = False) -> Family:
             "the model to SpeculativeDecoder"
         )
     _refuse_unloaded(model)
+    _refuse_spread(model)
     if reason := REASONS.get(config.model_type):
         raise UnsupportedModel(f"{type(model).__name__} {reason}; use model.generate for it")
     _refuse_encoder(model)
@@ -145,6 +146,7 @@ def inspect_seq2seq(model: PreTrainedModel) -> Family:
             f"known are {', '.join(sorted(SEQ2SEQ_FAMILIES))}; use model.generate for it"
         )
     _refuse_unloaded(model)
+    _refuse_spread(model)
     _refuse_bidirectional(model, model.get_decoder().config)
     head = model.get_output_embeddings()
     if head is None:
@@ -172,6 +174,27 @@ def _refuse_unloaded(model: PreTrainedModel) -> None:
             f"{type(model).__name__} has weights on the meta device, which have no values; load them with "
             "from_pretrained, or with load_state_dict(..., assign=True)"
         )
+
+
+def _refuse_spread(model: PreTrainedModel) -> None:
+    """The cache of a process is on one accelerator. What accelerate fetches to it from the CPU or the disk is fine."""
+    places = {_place(place) for place in (getattr(model, "hf_device_map", None) or {}).values()}
+    devices = sorted(places - {"cpu", "disk", "meta"})
+    if len(devices) > 1:
+        raise UnsupportedModel(
+            f"{type(model).__name__} has layers on {' and '.join(devices)} (hf_device_map), and one process decodes on "
+            'one accelerator; load it with device_map={"": 0}, or split it over processes: --tensor-parallel '
+            f"{len(devices)}, in Python distributed_config=DistributedConfig(tp_size={len(devices)}) under torchrun"
+        )
+
+
+def _place(place: Any) -> str:
+    """A value of `hf_device_map`: an accelerator's number, "cpu", "disk", or a device or its name."""
+    name = str(place)
+    if name.isdecimal():
+        return f"device {name}"
+    kind, _, number = name.partition(":")
+    return kind if kind in {"cpu", "disk", "meta"} else f"device {number or 0}"
 
 
 def _refuse_encoder(model: PreTrainedModel) -> None:
