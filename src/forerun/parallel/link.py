@@ -35,10 +35,11 @@ class Link:
         self.has_ended = threading.Event()  # set with it
 
     @classmethod
-    def establish(cls) -> Self:
-        """Connect all ranks of the process group. Strangers who find the port do not know the key."""
+    def establish(cls, host: str | None = None) -> Self:
+        """Connect all ranks of the process group, at `host` or else at $MASTER_ADDR, of which only rank 0 is asked.
+        Strangers who find the port do not know the key."""
         if dist.get_rank() == 0:
-            return cls(_accept(dist.get_world_size() - 1))
+            return cls(_accept(dist.get_world_size() - 1, host or coordinator_host()))
         told: list[Any] = [None]
         dist.broadcast_object_list(told, src=0)
         address, key = told[0]
@@ -93,10 +94,10 @@ class Link:
         return RankLost(f"the target is split over processes and {self.lost}: end all of them and start again")
 
 
-def _accept(count: int) -> dict[int, Connection]:
+def _accept(count: int, host: str) -> dict[int, Connection]:
     """Rank 0 waits for as many others. They hear of its port and of the key through the process group."""
     key = secrets.token_bytes(KEY_BYTES)
-    with socket.create_server((coordinator_host(), 0)) as server:
+    with socket.create_server((host, 0)) as server:
         dist.broadcast_object_list([(server.getsockname()[:2], key)], src=0)
         server.settimeout(MEETING)
         peers: dict[int, Connection] = {}

@@ -24,6 +24,7 @@ from forerun.parallel.join import set_group
 from forerun.parallel.link import MEETING, Link
 from forerun.parallel.worker import Worker
 
+HERE = "127.0.0.1"  # where workers of one machine meet; $MASTER_ADDR may have been set for another job
 GRACE = 5.0  # seconds that workers are given to end by themselves
 
 
@@ -45,7 +46,7 @@ def sharded_target(name: str, size: int, options: dict[str, Any]) -> Any:
     if rank > 0:
         Worker(Link.establish()).serve(until_stop=True)
         sys.exit(0)
-    coordinator = Coordinator(Link.establish(), calls_are_shared=False)
+    coordinator = Coordinator(Link.establish(None if launched > 1 else HERE), calls_are_shared=False)
     set_group(coordinator)
     return coordinator.load(name, {"size": size, **options, "device": None})
 
@@ -73,7 +74,7 @@ def _init_group(device: torch.device, store: Any = None, rank: int = -1, size: i
 
 
 def _start_workers(size: int, device: torch.device) -> None:
-    store = TCPStore("127.0.0.1", 0, size, is_master=True, wait_for_workers=False)
+    store = TCPStore(HERE, 0, size, is_master=True, wait_for_workers=False)
     workers = [
         subprocess.Popen(
             [sys.executable, "-m", "forerun.parallel", str(rank), str(size), str(store.port), device.type],
@@ -126,7 +127,7 @@ def work(rank: int, size: int, port: int, device: torch.device) -> None:
     """What a process that rank 0 has started does until that one ends."""
     os.environ["LOCAL_RANK"] = str(rank)  # transformers and we look there for the device
     share_cores(size, device)
-    store = TCPStore("127.0.0.1", port, size, is_master=False)
+    store = TCPStore(HERE, port, size, is_master=False)
     store.set(_present(rank), "")
     _init_group(device, store, rank, size)
     Worker(Link.establish()).serve(until_stop=True)
