@@ -10,7 +10,15 @@ from statistics import mean
 import pytest
 import torch
 from click.testing import CliRunner
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import (
+    AutoModelForCausalLM,
+    DeepseekV3Config,
+    FalconConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MixtralConfig,
+    PreTrainedConfig,
+)
 
 from forerun.cli.main import cli
 from forerun.errors import InvalidArgument
@@ -18,8 +26,8 @@ from forerun.plan.devices import DeviceSettings, ModelShape, collective_seconds,
 from forerun.plan.simulate import _Simulation, simulate
 
 SHAPE = ModelShape(
-    weights=70_000_000_000, stored=71_000_000_000, layers=80, width=8192, heads=64, key_heads=8, head_size=128,
-    vocabulary=128256, bytes_each=2,
+    weights=70_000_000_000, stored=71_000_000_000, layers=80, width=8192, heads=64, key_heads=8,
+    key_bytes=2 * 80 * 8 * 128 * 2, vocabulary=128256, bytes_each=2,
 )  # fmt: skip
 SETTINGS = DeviceSettings(devices=8)
 
@@ -29,7 +37,44 @@ def test_shape_of_a_model() -> None:
                          num_key_value_heads=2, vocab_size=100, tie_word_embeddings=False)  # fmt: skip
     with torch.device("meta"):
         shape = ModelShape.of(LlamaForCausalLM(config).to(torch.bfloat16))
-    assert (shape.stored - shape.weights, shape.head_size, shape.key_bytes) == (6400, 16, 2 * 2 * 2 * 16 * 2)
+    assert (shape.stored - shape.weights, shape.key_bytes) == (6400, 2 * 2 * 2 * 16 * 2)
+    assert shape.weights_met(1) == shape.weights_met(50) == shape.weights
+
+
+def outline(config: PreTrainedConfig) -> ModelShape:
+    with torch.device("meta"):
+        return ModelShape.of(AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16))
+
+
+def test_one_key_for_all_heads() -> None:
+    """Falcon's 71 heads read one key of 64 numbers, which cannot be split."""
+    shape = outline(FalconConfig(vocab_size=100, hidden_size=4544, num_attention_heads=71, num_hidden_layers=2))
+    assert (shape.key_heads, shape.key_bytes) == (1, 2 * 2 * 64 * 2)
+    assert [one.split for one in layouts(shape, SETTINGS)] == [1]
+
+
+def test_latents_lie_on_every_device() -> None:
+    """DeepSeek keeps 512 numbers that all heads share, and 64 that are rotated."""
+    shape = outline(DeepseekV3Config(vocab_size=100, num_hidden_layers=2, first_k_dense_replace=2))
+    assert shape.key_bytes == shape.key_bytes_each(8) == 2 * (512 + 64) * 2
+    whole, *_, most = layouts(shape, replace(SETTINGS, rows=1))
+    assert most.key_tokens < 1.1 * whole.key_tokens, "more room where fewer weights lie, and no less for a token"
+
+
+def test_a_token_meets_the_experts_that_it_is_sent_to() -> None:
+    """Two of Mixtral's eight; two tokens meet 1 - (3/4)^2 of them, if their choices have nothing to do with others."""
+    config = MixtralConfig(hidden_size=64, intermediate_size=96, num_hidden_layers=2, vocab_size=100, head_dim=16,
+                           num_attention_heads=4, num_key_value_heads=2)  # fmt: skip
+    shape = outline(config)
+    experts = 2 * 8 * 3 * 64 * 96
+    assert shape.stored - shape.weights == 6400
+    assert shape.weights - shape.weights_met() == experts * 6 / 8
+    assert shape.weights - shape.weights_met(2) == experts * 36 / 64
+    narrow = replace(SETTINGS, tflops=1e-3)  # so slow that computing is all that counts
+    assert pass_seconds(shape, narrow, 1, 1, 10) == pytest.approx(2 * shape.weights_met() * 10 / 1e9)
+    wide = replace(SETTINGS, tflops=1e6, bandwidth=1e-3, context=1)
+    read = shape.weights_met(10) * 2 + shape.key_bytes
+    assert pass_seconds(shape, wide, 1, 1, 10) == pytest.approx(read / 1e6)
 
 
 def test_a_pass_by_hand() -> None:
@@ -48,6 +93,13 @@ def test_layouts_that_fit() -> None:
     assert [one.rows for one in found] == [8, 16, 32]
     with pytest.raises(InvalidArgument, match="142 GB of weights need at least 2 devices"):
         layouts(SHAPE, replace(SETTINGS, devices=1))
+
+
+@pytest.mark.parametrize("rows", [1, 3, 8, 9])
+def test_no_more_rows_are_counted_than_there_are(rows: int) -> None:
+    """One row is no faster for the seven copies beside it."""
+    for one in layouts(replace(SHAPE, stored=35_000_000_000), replace(SETTINGS, rows=rows)):
+        assert one.tokens_per_second == pytest.approx(rows * one.row_tokens_per_second)
 
 
 def test_keys_that_do_not_fit_are_not_blamed_on_the_weights() -> None:

@@ -1,4 +1,4 @@
-"""Which linear layers choose experts: they are left as they are where others are quantised."""
+"""Which linear layers choose experts: they are left as they are where others are quantised. And how many are chosen."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from torch import nn
 
 CHOOSING = ("Router", "Gating", "Gate")  # how the names of routers' classes end
 COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")  # as configurations call it
+EXPERTS = 3  # dimensions of a tensor that holds a matrix of each expert
 
 
 def routers(model: nn.Module) -> set[nn.Module]:
@@ -37,3 +38,14 @@ def _numbers_of_experts(model: nn.Module) -> set[int]:
         return set()
     found = (getattr(config.get_text_config(decoder=True), name, None) for name in COUNTS)
     return {count for count in found if isinstance(count, int)}
+
+
+def share_of_experts(module: nn.Module) -> float:
+    """Of the experts that lie in one tensor: those that a token is sent to. 1 for a model without experts."""
+    config: Any = getattr(module, "config", None)
+    if config is None:
+        return 1.0
+    config = config.get_text_config(decoder=True)
+    held = [number for name in COUNTS if (number := getattr(config, name, None))]
+    used = getattr(config, "num_experts_per_tok", None)
+    return used / held[0] if held and used else 1.0

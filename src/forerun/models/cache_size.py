@@ -114,11 +114,11 @@ def bytes_per_token(model: PreTrainedModel, scheme: Scheme | None = None) -> int
     heads = _first(config, "num_attention_heads", "decoder_attention_heads", "num_heads", "n_head")
     size = _first(config, "head_dim", "d_kv") or _first(config, "hidden_size", "d_model", "n_embd") // heads
     each = size * model.dtype.itemsize if scheme is None else size * scheme.values.itemsize + 4  # and its scale
-    all_heads = 2 * layers * (_key_heads(config) or heads) * each
+    all_heads = 2 * layers * (key_heads(config) or heads) * each
     return all_heads // (getattr(model, "_tp_size", None) or 1)
 
 
-def _key_heads(config: Any) -> int:
+def key_heads(config: Any) -> int:
     """0 where each query head has a key of its own. Falcon's first architecture has one key for all of them, and sets
     the number of the second."""
     if config.model_type == "falcon" and config.multi_query and not config.new_decoder_architecture:

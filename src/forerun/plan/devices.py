@@ -59,19 +59,25 @@ class DeviceSettings:
 class ModelShape:
     """What of a model its cost depends on."""
 
-    weights: int  # numbers that every token meets; the embedding, of which it meets one row, is left out
+    weights: int  # numbers that tokens are multiplied by; the embedding, of which each meets one row, is left out
     stored: int  # numbers that lie in memory
     layers: int
     width: int
     heads: int
     key_heads: int
-    head_size: int
+    key_bytes: int  # keys and values of one token
     vocabulary: int
     bytes_each: int  # of a number
+    expert_weights: int = 0  # those of `weights` that lie in experts
+    expert_share: float = 1.0  # of them that one token is sent to
+    keeps_latents: bool = False  # which all heads share: every device of a copy holds them
 
     @classmethod
     def of(cls, model: Any) -> ModelShape:
         """Of a model of transformers, which may be on the meta device."""
+        from forerun.loading.routers import EXPERTS, share_of_experts  # bring torch, which help can do without
+        from forerun.models.cache_size import bytes_per_token, keeps_latents, key_heads
+
         config = model.config.get_text_config(decoder=True)
         stored = sum(weight.numel() for weight in model.parameters())
         heads = config.num_attention_heads
@@ -83,16 +89,23 @@ class ModelShape:
             layers=config.num_hidden_layers,
             width=config.hidden_size,
             heads=heads,
-            key_heads=getattr(config, "num_key_value_heads", None) or heads,
-            head_size=getattr(config, "head_dim", None) or config.hidden_size // heads,
+            key_heads=key_heads(config) or heads,
+            key_bytes=bytes_per_token(model),
             vocabulary=config.vocab_size,
             bytes_each=model.dtype.itemsize,
+            expert_weights=sum(weight.numel() for weight in model.parameters() if weight.ndim == EXPERTS),
+            expert_share=share_of_experts(model),
+            keeps_latents=keeps_latents(model),
         )
 
-    @property
-    def key_bytes(self) -> int:
-        """Keys and values of one token."""
-        return 2 * self.layers * self.key_heads * self.head_size * self.bytes_each
+    def weights_met(self, tokens: float = 1.0) -> float:
+        """By so many tokens together, each of which is sent to experts of its own."""
+        unmet: float = (1 - self.expert_share) ** tokens
+        return self.weights - self.expert_weights * unmet
+
+    def key_bytes_each(self, split: int) -> float:
+        """Of one token, on each of so many devices."""
+        return self.key_bytes / (1 if self.keeps_latents else split)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +142,7 @@ def _refuse_keys(shape: ModelShape, settings: DeviceSettings) -> None:
     split = splits(shape, settings.devices)[-1]
     left = settings.memory * (1 - RESERVED) - shape.stored * shape.bytes_each / split / 1e9
     if left > 0:
-        needed = shape.key_bytes * settings.context / split / 1e9
+        needed = shape.key_bytes_each(split) * settings.context / 1e9
         raise InvalidArgument(
             f"context={settings.context}: keys and values of one sequence take {needed:.3g} GB on each of {split} "
             f"devices, and the weights leave {left:.3g}; use a shorter context, or more devices or memory"
@@ -147,7 +160,7 @@ def _layout(shape: ModelShape, settings: DeviceSettings, split: int) -> Layout |
     copies = settings.devices // split
     weight_bytes = shape.stored * shape.bytes_each / split
     room = settings.memory * 1e9 * (1 - RESERVED) - weight_bytes
-    key_tokens = int(room / (shape.key_bytes / split)) if room > 0 else 0
+    key_tokens = int(room / shape.key_bytes_each(split)) if room > 0 else 0
     rows = min(-(-settings.rows // copies), key_tokens // settings.context)
     if rows < 1:
         return None
@@ -162,7 +175,7 @@ def _layout(shape: ModelShape, settings: DeviceSettings, split: int) -> Layout |
         collective_seconds(shape, settings, split, rows * (settings.draft_length + 1)),
         seconds,
         gained / seconds,
-        gained / seconds * rows * copies,
+        gained / seconds * min(rows * copies, settings.rows),  # there are no more to fill the last copies with
     )
 
 
@@ -174,9 +187,9 @@ def round_seconds(shape: ModelShape, settings: DeviceSettings, split: int, rows:
 
 def pass_seconds(shape: ModelShape, settings: DeviceSettings, split: int, rows: float, tokens: float) -> float:
     """Reading or computing, whichever takes longer, and adding up over the devices."""
-    read = shape.weights * shape.bytes_each + rows * settings.context * shape.key_bytes
-    reading = read / split / (settings.bandwidth * 1e9)
-    computing = 2 * shape.weights * tokens / split / (settings.tflops * 1e12)
+    read = shape.weights_met(tokens) * shape.bytes_each / split + rows * settings.context * shape.key_bytes_each(split)
+    reading = read / (settings.bandwidth * 1e9)
+    computing = 2 * shape.weights_met() * tokens / split / (settings.tflops * 1e12)
     return max(reading, computing) + collective_seconds(shape, settings, split, tokens)
 
 

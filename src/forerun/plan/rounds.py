@@ -15,14 +15,13 @@ from forerun.drafters.within_target import WithinTarget
 from forerun.engine import Engine
 from forerun.engine.request import Request
 from forerun.errors import ForerunError
-from forerun.loading.routers import COUNTS
+from forerun.loading.routers import EXPERTS, share_of_experts
 from forerun.measure.timing import synchronize
 from forerun.models.scorer import Scorer
 from forerun.policy.base import Policy
 from forerun.types import BatchView, RoundOutcome
 
 Prompt = tuple[int, ...]
-EXPERTS = 3  # dimensions of a tensor that holds a matrix of each expert
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,7 +199,7 @@ def _products(module: nn.Module) -> float:
     Every matrix counts, whatever its layer is called, but for tables of embeddings, which are looked up; where a head
     shares such a table, it counts as the head's.
     """
-    share = _share_of_experts(module)
+    share = share_of_experts(module)
     return sum(
         weight.numel() * (share if weight.ndim == EXPERTS else 1.0)
         for layer in module.modules()
@@ -208,17 +207,6 @@ def _products(module: nn.Module) -> float:
         for weight in layer.parameters(recurse=False)
         if weight.ndim > 1
     )
-
-
-def _share_of_experts(module: nn.Module) -> float:
-    """Of the experts that lie in one tensor: those that a token is sent to. 1 for a model without experts."""
-    config: Any = getattr(module, "config", None)
-    if config is None:
-        return 1.0
-    config = config.get_text_config(decoder=True)
-    held = [number for name in COUNTS if (number := getattr(config, name, None))]
-    used = getattr(config, "num_experts_per_tok", None)
-    return used / held[0] if held and used else 1.0
 
 
 def _products_of(drafter: Drafter | None, target: Any) -> float:
