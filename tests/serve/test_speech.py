@@ -61,6 +61,27 @@ def test_a_transcript_and_its_usage(speech_server: Server) -> None:
     assert "spec_decode_num_draft_tokens_total" in speech_server.client.get("/metrics").text
 
 
+def test_a_language_that_was_left_empty_is_not_given(speech_server: Server) -> None:
+    assert ask(speech_server, language="").json()["text"] == expected().text
+
+
+def test_any_error_of_a_recording_is_told_and_counted(speech_server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> None:
+        raise ValueError("as transformers raises them")
+
+    def counted(reason: str) -> float:
+        lines = speech_server.client.get("/metrics").text.splitlines()
+        found = (line for line in lines if line.startswith("vllm:request_success_total") and f'"{reason}"' in line)
+        return sum(float(line.split()[-1]) for line in found)
+
+    monkeypatch.setattr(Transcriber, "batch", fail)
+    before = counted("error"), counted("abort")
+    answer = ask(speech_server)
+    error = answer.json()["error"]
+    assert answer.status_code == 500 and error["code"] == "engine_error" and "transformers" not in error["message"]
+    assert (counted("error"), counted("abort")) == (before[0] + 1, before[1])
+
+
 def test_segments_and_their_times(speech_server: Server) -> None:
     timed = expected(timestamps=True)
     whole = ask(speech_server, response_format="verbose_json", **{"timestamp_granularities[]": "segment"}).json()

@@ -178,6 +178,8 @@ def test_languages_are_checked_before_anything_is_read() -> None:
     model = tiny_whisper(multilingual=True)
     with pytest.raises(InvalidArgument, match=r"language='klingon': .* de, en"):
         transcriber(model, SpeechSettings(language="klingon"))
+    with pytest.raises(InvalidArgument, match="language=''"):
+        transcriber(model, SpeechSettings(language=""))
     made = {
         name: transcriber(model, SpeechSettings(language=name, temperature=(0.0,))).batch(clips(0.7))[0].tokens
         for name in ("german", "de", "english")

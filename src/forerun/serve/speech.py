@@ -13,7 +13,7 @@ from typing import Any
 
 from forerun.decoder import SpeculativeDecoder
 from forerun.engine import AsyncEngine
-from forerun.errors import EngineClosed, ForerunError, InvalidArgument, UnreadableAudio
+from forerun.errors import EngineClosed, InvalidArgument, UnreadableAudio
 from forerun.serve.admission import Admission
 from forerun.serve.backend import come_around, state_of
 from forerun.serve.errors import ApiError, check_name, shutting_down
@@ -131,7 +131,7 @@ class SpeechService:
             raise ApiError(408, "the time for this request is over", code="timeout") from error
         except EngineClosed as error:
             raise shutting_down() from error
-        except (ForerunError, RuntimeError, MemoryError) as error:
+        except Exception as error:  # transformers' own, too
             outcome = "error"
             log.error("a recording failed", exc_info=error)
             raise ApiError(500, "the model failed on this recording", code="engine_error") from error

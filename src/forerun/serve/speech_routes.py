@@ -42,7 +42,7 @@ class TranscriptionForm(BaseModel):
     @property
     def settings(self) -> SpeechSettings:
         return SpeechSettings(
-            language=self.language,
+            language=self.language or None,  # forms send a field that was left empty
             timestamps=self.response_format in TIMED,
             temperature=TEMPERATURES if self.temperature is None else (self.temperature,),
             seed=self.seed,

@@ -63,7 +63,8 @@ class SpeechSettings:
     def _speech(self, config: Any) -> dict[str, Any]:
         """Language and task, which an English-only model takes neither of."""
         if getattr(config, "is_multilingual", True):
-            return {"language": self.language and language_code(self.language, config), "task": self.task}
+            code = None if self.language is None else language_code(self.language, config)
+            return {"language": code, "task": self.task}
         if self.task == "translate" or (self.language is not None and self.language.lower() not in ("en", "english")):
             asked = f"language={self.language!r}" if self.task != "translate" else "task='translate'"
             raise InvalidArgument(f"{asked}: this model writes English speech in English; load a multilingual one")
