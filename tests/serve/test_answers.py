@@ -192,6 +192,7 @@ def test_the_best_of_several(server: Server) -> None:
     answer = server.complete(PROMPT, n=2, best_of=5, **body)
     assert [choice["text"] for choice in answer["choices"]] == [done.texts[row] for row in done.ranking[0][:2]]
     assert answer["usage"]["completion_tokens"] == 30, "all that were decoded count"
+    assert [each["index"] for each in answer["usage"]["speculation"]] == [0, 1, None, None, None]
 
 
 def test_tokens_and_texts(server: Server) -> None:

@@ -59,3 +59,15 @@ def test_speculation_is_told_of_the_choice_that_it_was_for() -> None:
     """Of several choices the second may be the first that has gained something."""
     told = usage(3, [Choice(1, REQUEST, num_tokens=4, stats=Stats(rounds=2))])
     assert [(each["index"], each["rounds"]) for each in told["speculation"]] == [(1, 2)]
+
+
+def test_speculation_of_those_that_are_returned_comes_first_by_their_place_in_the_answer() -> None:
+    choices = [Choice(index, REQUEST, num_tokens=4, stats=Stats(rounds=10 + index)) for index in range(4)]
+    told = usage(3, choices, [choices[3], choices[1]])
+    assert [(each["index"], each["rounds"]) for each in told["speculation"]] == [
+        (0, 13),
+        (1, 11),
+        (None, 10),
+        (None, 12),
+    ]
+    assert told["completion_tokens"] == 16

@@ -84,8 +84,10 @@ def test_predictions_that_cannot_be_used_are_refused(server: Server, predicting:
     body = {"prompt": "x", "max_tokens": 2, "prediction": content("y")}
     error = server.post("/v1/completions", **body).json()["error"]
     assert error["param"] == "prediction" and "--draft lookup" in error["message"]
-    off = predicting.post("/v1/completions", **body, speculation={"enabled": False})
-    assert off.status_code == 400 and off.json()["error"]["param"] == "prediction"
+    for name, value in (("enabled", False), ("max_draft_tokens", 0)):
+        off = predicting.post("/v1/completions", **body, speculation={name: value})
+        assert off.status_code == 400 and off.json()["error"]["param"] == "prediction"
+        assert f"speculation.{name}" in off.json()["error"]["message"]
     other = predicting.post("/v1/completions", **{**body, "prediction": {"type": "file", "content": "y"}})
     assert other.status_code == 400 and other.json()["error"]["param"] == "prediction.type"
     assert predicting.post("/v1/completions", **body).status_code == 200

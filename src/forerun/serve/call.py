@@ -66,7 +66,7 @@ class Call:
         returned = self._returned(decoded)
 
         def write() -> bytes:
-            return self.format.whole(returned, usage(self.num_prompt_tokens, decoded))
+            return self.format.whole(returned, usage(self.num_prompt_tokens, decoded, returned))
 
         body = await _written(write, sum(len(choice.pieces) for choice in returned))
         return Response(body, media_type="application/json")

@@ -250,11 +250,19 @@ def _utf8(text: str) -> bytes:
     return b"".join([text[start : start + PIECE].encode() for start in range(0, len(text), PIECE)])
 
 
-def usage(num_prompt_tokens: int, choices: Sequence[Choice]) -> Answer:
-    """Tokens, what became of the client's own prediction, and what speculation did for each choice."""
+def usage(num_prompt_tokens: int, choices: Sequence[Choice], returned: Sequence[Choice] | None = None) -> Answer:
+    """Tokens, what became of the client's own prediction, and what speculation did for each choice.
+
+    An answer in one piece has those that are `returned`, in its order; others that were decoded come last, without an
+    index.
+    """
     completion = sum(choice.num_tokens for choice in choices)
     predicted = sum(choice.stats.num_predicted_tokens for choice in choices)
     accepted = sum(choice.stats.num_accepted_predicted_tokens for choice in choices)
+    told: list[tuple[int | None, Choice]] = [(choice.index, choice) for choice in choices]
+    if returned is not None:
+        kept = {choice.index for choice in returned}
+        told = [*enumerate(returned), *((None, choice) for choice in choices if choice.index not in kept)]
     return {
         "prompt_tokens": num_prompt_tokens,
         "completion_tokens": completion,
@@ -263,7 +271,7 @@ def usage(num_prompt_tokens: int, choices: Sequence[Choice]) -> Answer:
             "accepted_prediction_tokens": accepted,
             "rejected_prediction_tokens": predicted - accepted,
         },
-        "speculation": [{"index": choice.index, **_speculation(choice.stats)} for choice in choices],
+        "speculation": [{"index": index, **_speculation(choice.stats)} for index, choice in told],
     }
 
 

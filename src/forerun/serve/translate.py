@@ -235,8 +235,9 @@ def _prediction(body: Generation, model: ServedModel) -> tuple[int, ...]:
             "prediction", f"this server drafts with {model.drafter_name!r} alone: start it with --draft lookup,NAME",
             "not_offered",
         )  # fmt: skip
-    if body.speculation is not None and body.speculation.enabled is False:
-        raise refused("prediction", "has no use where speculation.enabled is false: leave one of them out")
+    if (asked := body.speculation) is not None and (asked.enabled is False or asked.max_draft_tokens == 0):
+        off = "enabled is false" if asked.enabled is False else "max_draft_tokens is 0"
+        raise refused("prediction", f"has no use where speculation.{off}: leave one of them out")
     return tuple(model.encode(_text(body.prediction.content), add_special_tokens=False)[: model.context_length])
 
 
