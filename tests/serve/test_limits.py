@@ -52,6 +52,9 @@ BAD: tuple[tuple[dict[str, Any], str | None, str], ...] = (
     ({"prompt": "x", "speculation": {"drafter": "other"}}, "speculation.drafter", "drafts with 'lookup'"),
     ({"prompt": "x", "speculation": {"enabled": False, "max_draft_tokens": 2}}, "speculation.max_draft_tokens", "use"),
     ({"prompt": "x", "speculation": {"speed": 2}}, "speculation.speed", "no such field"),
+    ({"prompt": "x", "speculation": {"Enabled": True}}, "speculation.Enabled", "no such field"),
+    *(({"prompt": "x", name: 1}, name, f"{name}: there is no such field")
+      for name in ("Temperature", "MaxTokens", "str", "a[b]", "constrained-int", "body", "7")),
 )  # fmt: skip
 
 

@@ -104,12 +104,13 @@ def from_validation(errors: Sequence[Any]) -> ApiError:
     param, kind = ".".join(names), error["type"]
     if kind == "value_error":  # of a check of ours, which names the fields
         return ApiError(400, f"{error['msg'].removeprefix('Value error, ')}", param=param or None)
-    if kind == "json_invalid" or not names or param.isdigit():  # the place in the text
+    is_unknown = kind == "extra_forbidden"
+    if kind == "json_invalid" or not names or (param.isdigit() and not is_unknown):  # the place in the text
         message = f"the body must be a JSON object, sent as Content-Type: application/json: {error['msg']}"
         return ApiError(400, message, code="invalid_json")
     if names[0] in NOT_OFFERED and kind in ("extra_forbidden", "literal_error"):
         return ApiError(400, f"{param} is not offered: {NOT_OFFERED[names[0]]}", param=param, code="not_offered")
-    if kind == "extra_forbidden":
+    if is_unknown:
         return ApiError(400, f"{param}: there is no such field here", param=param, code="unknown_field")
     return ApiError(400, f"{param}: {error['msg']}", param=param, code=kind)
 
@@ -121,8 +122,12 @@ def _depth(error: Any) -> tuple[int, ...]:
 
 
 def _names(error: Any) -> list[str]:
-    """Where in a body. Of a union pydantic names the member that failed, too: those are not parts of the body."""
-    return [shortened(str(part)) for part in error["loc"] if part != "body" and not _is_kind(str(part))]
+    """Where in a body. Of a union pydantic names the member that failed, too: those are not parts of the body. The last
+    part of an unknown field is its name, whatever that is."""
+    parts = [str(part) for part in error["loc"]]
+    own = parts[-1:] if error["type"] == "extra_forbidden" else []
+    outer = [part for part in parts[: len(parts) - len(own)] if part != "body" and not _is_kind(part)]
+    return [shortened(part) for part in outer + own]
 
 
 def _is_kind(part: str) -> bool:
