@@ -20,10 +20,13 @@ PIECE, PIECES = b"x" * 2**20, 32
 
 
 async def talk(scope: Any, receive: Any, send: Any) -> None:
-    """An application that says little, or at /much more than sockets hold."""
+    """An application that says little, or at /much more than sockets hold, or at /whole as much in one piece."""
     number = PIECES if scope["path"] == "/much" else 1
     await receive()
     await send({"type": "http.response.start", "status": 200, "headers": []})
+    if scope["path"] == "/whole":
+        await send({"type": "http.response.body", "body": PIECE * PIECES})
+        return
     for place in range(number):
         body = PIECE if number > 1 else b"hello"
         await send({"type": "http.response.body", "body": body, "more_body": place < number - 1})
@@ -83,11 +86,12 @@ def test_who_takes_a_while_between_requests_is_waited_for(monkeypatch: pytest.Mo
             time.sleep(0.6)
 
 
+@pytest.mark.parametrize("path", (b"/much", b"/whole"))
 @pytest.mark.parametrize("closes", (b"", b"Connection: close\r\n"))
-def test_an_answer_that_nobody_reads_is_not_kept(closes: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_answer_that_nobody_reads_is_not_kept(closes: bytes, path: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(patience, "UNREAD_SECONDS", 0.5)
     with listening() as (server, address), socket.create_connection(address, timeout=30) as deaf:
-        deaf.sendall(HEAD.replace(b"/", b"/much", 1) + closes + b"\r\n")
+        deaf.sendall(HEAD.replace(b"/", path, 1) + closes + b"\r\n")
         assert deaf.recv(1)
         end = time.monotonic() + 20
         while server.server_state.connections and time.monotonic() < end:
@@ -108,3 +112,19 @@ def test_an_answer_that_is_read_in_time_is_whole(monkeypatch: pytest.MonkeyPatch
             if place < 10:
                 time.sleep(0.1)  # a second in all, and never long
         assert read > PIECES * len(PIECE)
+
+
+@pytest.mark.parametrize("closes", (b"", b"Connection: close\r\n"))
+def test_an_answer_in_one_piece_may_take_longer_while_it_is_read(
+    closes: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three times as long in all, and in each of them a third is read."""
+    monkeypatch.setattr(patience, "UNREAD_SECONDS", 0.8)
+    with listening() as (_, address), socket.create_connection(address, timeout=30) as steady:
+        steady.sendall(HEAD.replace(b"/", b"/whole", 1) + closes + b"\r\n")
+        started, read, rate = time.monotonic(), 0, PIECES * len(PIECE) / 2.4
+        while read < PIECES * len(PIECE):
+            time.sleep(max(read / rate - (time.monotonic() - started), 0))
+            piece = steady.recv(2**20)
+            assert piece, f"cut off after {read} bytes"
+            read += len(piece)

@@ -14,6 +14,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 HEAD_SECONDS = 30.0  # for the first line of a request and all of its headers
 UNREAD_SECONDS = 120.0  # in which of an answer that waits to be sent nothing, or next to nothing, is read
+LEAST_READ = 2**20  # bytes in that time which are more than next to nothing; less is enough where no more is left
 
 
 class PatientProtocol(H11Protocol):
@@ -23,6 +24,7 @@ class PatientProtocol(H11Protocol):
         super().__init__(*args, **keywords)
         self._head: asyncio.TimerHandle | None = None
         self._unread: asyncio.TimerHandle | None = None
+        self._left = 0  # bytes that were still to be read when the clock was started
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -64,7 +66,16 @@ class PatientProtocol(H11Protocol):
 
     def _bound_reading(self) -> None:
         if self._unread is None:
-            self._unread = self.loop.call_later(UNREAD_SECONDS, self.transport.abort)
+            self._left = self.transport.get_write_buffer_size()
+            self._unread = self.loop.call_later(UNREAD_SECONDS, self._look_at_reading)
+
+    def _look_at_reading(self) -> None:
+        """A large answer in one piece may take much longer, as long as the client goes on."""
+        self._unread = None
+        if self._left - self.transport.get_write_buffer_size() < LEAST_READ:
+            self.transport.abort()
+        else:
+            self._bound_reading()
 
     def _stop_head(self) -> None:
         if self._head is not None:
