@@ -332,6 +332,20 @@ def test_a_queue_is_first_come_first_served() -> None:
     asyncio.run(play())
 
 
+@pytest.mark.parametrize("order", (1, -1), ids=("from the front", "from the back"))
+def test_leaving_a_long_queue_takes_no_longer_for_each(order: int) -> None:
+    """The event loop does it: with a search for each place, so many took seconds."""
+
+    async def play() -> float:
+        places = Admission(max_rows=1, max_queued=2**14, max_queued_tokens=2**14).enter([1] * 2**14)
+        started = time.process_time()
+        for place in places[::order]:
+            place.leave()
+        return time.process_time() - started
+
+    assert asyncio.run(play()) < 0.5
+
+
 def test_metrics_add_up() -> None:
     with running() as server:
         answers = [

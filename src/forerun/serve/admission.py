@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Self
 
@@ -42,7 +42,7 @@ class Admission:
     def __init__(self, max_rows: int, max_queued: int, max_queued_tokens: int) -> None:
         self.max_rows, self.max_queued, self.max_queued_tokens = max_rows, max_queued, max_queued_tokens
         self._running: set[Place] = set()
-        self._queue: deque[Place] = deque()
+        self._queue: OrderedDict[Place, None] = OrderedDict()  # any may leave, and none is searched for
 
     @property
     def num_running(self) -> int:
@@ -76,7 +76,7 @@ class Admission:
                 retry_after=RETRY_AFTER,
             )
         places = [Place(self, length) for length in prompt_lengths]
-        self._queue.extend(places)
+        self._queue.update(dict.fromkeys(places))
         self._advance()
         return places
 
@@ -92,12 +92,11 @@ class Admission:
     def remove(self, place: Place) -> None:
         """Make room; whoever waits longest takes it."""
         self._running.discard(place)
-        if place in self._queue:
-            self._queue.remove(place)
+        self._queue.pop(place, None)
         self._advance()
 
     def _advance(self) -> None:
         while self._queue and len(self._running) < self.max_rows:
-            place = self._queue.popleft()
+            place, _ = self._queue.popitem(last=False)
             self._running.add(place)
             place.start()
