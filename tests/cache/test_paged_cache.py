@@ -57,6 +57,27 @@ def test_a_copy_shares_full_blocks_alone() -> None:
     cache.check()
 
 
+def test_shared_blocks_are_in_use_once() -> None:
+    cache = paged()
+    assert cache.usage == 0
+    scorer = scorer_with(cache, a=text(1, 20 * SIZE))
+    assert cache.usage == 20 * SIZE / 256
+    for row in (1, 2):
+        scorer.admit(row)
+        cache.copy(0, row, 20 * SIZE)
+    assert sum(map(cache.length, cache.rows)) > 256 and cache.usage == 20 * SIZE / 256
+    for row in (0, 1, 2):
+        scorer.release(row)
+    assert cache.usage == 0, "what can be found is given away where it is needed"
+
+
+def test_keys_beyond_the_bound_are_all_of_it() -> None:
+    """A row that is alone may have some more for a draft."""
+    cache = paged(SIZE)
+    scorer_with(cache, a=text(1, SIZE + 1))
+    assert cache.usage == 1
+
+
 def test_a_row_that_is_cut_back_into_a_shared_block_gets_its_own() -> None:
     cache = paged()
     scorer, own = scorer_with(cache, a=text(1, 24)), text(1, 24)

@@ -116,6 +116,11 @@ class KeyValueCache(ABC):
     def num_tokens(self) -> int | None:
         """Keys of all rows together that there may be; None where nothing bounds them."""
 
+    @property
+    def usage(self) -> float | None:
+        """Share of that which rows hold, 1 is all; None where nothing bounds it."""
+        return min(sum(self._length.values()) / self.num_tokens, 1.0) if self.num_tokens else None
+
     def has_room(self, ends: Mapping[int, int], new: NewRow | None = None) -> bool:
         """Whether these rows can grow to so many keys, and a new row beside them. This changes nothing."""
         return self.takes(self.needs(ends), new)

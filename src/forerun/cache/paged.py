@@ -84,6 +84,11 @@ class PagedCache(KeyValueCache):
         """Blocks that rows hold."""
         return self.pool.num_blocks - self.pool.num_available
 
+    @property
+    def usage(self) -> float:
+        """Blocks that several rows share count once."""
+        return min(self.num_used * self.block_size / self.num_tokens, 1.0)
+
     def beside(self, device: torch.device) -> KeyValueCache:
         if device.type != self.device.type:
             return RaggedCache()

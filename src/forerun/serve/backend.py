@@ -180,9 +180,13 @@ def _nothing() -> None:
 def state_of(engine: AsyncEngine, is_whole: bool = True) -> State:
     """Of an engine here; `is_whole` unless a process that it needs was lost."""
     inner = engine.engine
-    cache, usage = inner.target.cache, None
-    if cache.num_tokens:
-        with suppress(KeyError, RuntimeError):  # of a row that has come or left meanwhile
-            usage = sum(map(cache.length, cache.rows)) / cache.num_tokens
-    is_alive = engine.is_alive and is_whole
-    return State(is_alive, inner.num_preempted, usage, inner.num_prefix_queries, inner.num_prefix_hits)
+    usage = None
+    with suppress(RuntimeError):  # a row has come or left meanwhile
+        usage = inner.target.cache.usage
+    return State(
+        engine.is_alive and is_whole,
+        inner.num_preempted,
+        usage,
+        inner.num_prefix_queries,
+        inner.num_prefix_hits,
+    )
