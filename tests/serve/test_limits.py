@@ -346,6 +346,22 @@ def test_leaving_a_long_queue_takes_no_longer_for_each(order: int) -> None:
     assert asyncio.run(play()) < 0.5
 
 
+def test_metrics_tell_who_waits_for_room_in_the_cache() -> None:
+    """One at a time fits: others wait in the engine, and their time is not that of reading a prompt."""
+    body = {"prompt": "x" * 200, "max_tokens": 60, "temperature": 0, "ignore_eos": True}
+    with running(make_decoder(cache_tokens=300)) as server, ThreadPoolExecutor(3) as pool:
+        answers = [pool.submit(server.post, "/v1/completions", **body) for _ in range(3)]
+        seen = []
+        while not all(answer.done() for answer in answers):
+            found = metrics_of(server)
+            seen.append((found["vllm:num_requests_running"], found["vllm:num_requests_waiting"]))
+        assert (1, 2) in seen and (1, 1) in seen and not any(running > 1 for running, _ in seen[seen.index((1, 2)) :])
+        found = metrics_of(server)
+        queued, prefill = (found[f"vllm:request_{name}_time_seconds_sum"] for name in ("queue", "prefill"))
+        assert found["vllm:request_queue_time_seconds_count"] == 3 and queued > 2 * prefill
+        assert queued + prefill == pytest.approx(found["vllm:time_to_first_token_seconds_sum"])
+
+
 def test_metrics_add_up() -> None:
     with running() as server:
         answers = [

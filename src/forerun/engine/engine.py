@@ -197,6 +197,11 @@ class Engine:
         return not self._waiting and not self._running
 
     @property
+    def num_waiting(self) -> int:
+        """Rows that wait for room, for the first time or again."""
+        return len(self._waiting)
+
+    @property
     def drafter(self) -> Drafter | None:
         """The clone that drafts here."""
         drafter = self.drafting.drafter
@@ -800,7 +805,7 @@ class Engine:
         stop = StopRule(request, budget, self.tokenizer)
         adjust = adjuster(request, output, self.target.kernels)
         row = Row(next(self._handles), request, list(request.prompt), output, stop, adjust, bans_of(request))
-        row.begins_plain = self.first_from_prompt
+        row.begins_plain, row.added = self.first_from_prompt, self.clock()
         return row
 
     def _budget(self, request: Request) -> int:
@@ -848,6 +853,7 @@ class Engine:
             row = self._waiting[0]
             self._take_in(row)
             row.is_reading = True
+            row.waited = started - row.added if row.waited is None else row.waited
             self._running[row.number] = row
             self._waiting.remove(row)
             self.admission.count(row)

@@ -47,6 +47,7 @@ class RowResult:
     logprobs: tuple[TokenLogprob, ...] | None
     finished_at: float  # by the engine's clock
     error: str | None = None
+    waited: float = 0.0  # seconds until there was room for it: nothing of its prompt was read before
 
     @property
     def was_refused(self) -> bool:
@@ -97,6 +98,8 @@ class Row:
     origins: list[Origin] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     stats: Stats = field(default_factory=Stats)
+    added: float = 0.0  # by the engine's clock
+    waited: float | None = None  # seconds before it joined the batch for the first time
     number: int = -1  # what target and drafter know it by, once it has joined the batch; others have had it before
     is_reading: bool = False  # its prompt has not been encoded yet, or only in part; or its end is still to be judged
     begins_plain: bool = False  # whether its first round has no draft, because it is the pass that ends the prompt
@@ -175,4 +178,5 @@ class Row:
             logprobs,
             now,
             self.error,
+            now - self.added if self.waited is None else self.waited,
         )

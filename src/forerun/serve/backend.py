@@ -45,6 +45,8 @@ class Ending(Protocol):
     def stats(self) -> Stats: ...
     @property
     def mean_logprob(self) -> float | None: ...
+    @property
+    def waited(self) -> float: ...
 
 
 Hear = Callable[[Sequence[Gained]], bool]
@@ -73,6 +75,7 @@ class State:
     cache_usage: float | None = None  # 1 is all; None where nothing bounds it
     num_prefix_queries: int = 0  # tokens of prompts that keys were looked for, and for how many they were there
     num_prefix_hits: int = 0
+    num_waiting: int = 0  # sequences that it was given and that find no room yet
 
 
 class Backend(ABC):
@@ -189,4 +192,5 @@ def state_of(engine: AsyncEngine, is_whole: bool = True) -> State:
         usage,
         inner.num_prefix_queries,
         inner.num_prefix_hits,
+        inner.num_waiting,
     )

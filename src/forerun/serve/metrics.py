@@ -27,6 +27,7 @@ class Times:
 
     arrived: float
     started: float | None = None
+    waited: float = 0.0  # from then until the engine had room for it
     first: float | None = None
     last: float | None = None
 
@@ -81,8 +82,9 @@ class Metrics:
         self.registry.register(EngineCollector(state, self._values))
         self._running = self._gauge("vllm:num_requests_running", "Sequences that decode.")
         self._waiting = self._gauge("vllm:num_requests_waiting", "Sequences that wait their turn.")
-        self._running.set_function(lambda: admission.num_running)
-        self._waiting.set_function(lambda: admission.num_waiting)
+        # Whose turn has come may wait in the engine, too. It was asked a moment before: somebody may have left since.
+        self._running.set_function(lambda: max(admission.num_running - state().num_waiting, 0))
+        self._waiting.set_function(lambda: admission.num_waiting + min(admission.num_running, state().num_waiting))
         self._prompt_tokens = self._counter("vllm:prompt_tokens", "Tokens of prompts.")
         self._generation_tokens = self._counter("vllm:generation_tokens", "Tokens that were generated.")
         self._success = Counter(
@@ -96,10 +98,12 @@ class Metrics:
             "vllm:request_time_per_output_token_seconds", "Mean time per token after the first, by sequence.", PER_TOKEN
         )
         self._whole = self._seconds("vllm:e2e_request_latency_seconds", "From arrival to the end.")
-        self._queued = self._seconds("vllm:request_queue_time_seconds", "Waiting for a turn.")
-        self._prefill = self._seconds("vllm:request_prefill_time_seconds", "From the turn to the first token.")
+        self._queued = self._seconds("vllm:request_queue_time_seconds", "Waiting for a turn and for room.")
+        self._prefill = self._seconds("vllm:request_prefill_time_seconds", "From then to the first token.")
         self._decode = self._seconds("vllm:request_decode_time_seconds", "From the first token to the last.")
-        self._inference = self._seconds("vllm:request_inference_time_seconds", "From the turn to the last token.")
+        self._inference = self._seconds(
+            "vllm:request_inference_time_seconds", "From the end of waiting to the last token."
+        )
         self._drafts = self._counter("vllm:spec_decode_num_drafts", "Drafts that were verified.")
         self._draft_tokens = self._counter("vllm:spec_decode_num_draft_tokens", "Tokens that were drafted.")
         self._accepted = self._counter("vllm:spec_decode_num_accepted_tokens", "Draft tokens that were emitted.")
@@ -124,10 +128,14 @@ class Metrics:
 
     def count(self, num_prompt_tokens: int, num_tokens: int, times: Times, outcome: str) -> None:
         """A sequence that has ended: stop, length, abort or error. What it was made of is told by `count_tokens`."""
+        self.count_end(num_prompt_tokens, times, outcome)
+        self.count_times(times, num_tokens)
+
+    def count_end(self, num_prompt_tokens: int, times: Times, outcome: str) -> None:
+        """The same without its times, where how long it waited in the engine is not known yet."""
         self._success.labels(*self._values, outcome).inc()
         if times.started is not None:  # nobody has read the prompt of one that left before its turn
             self._prompt_tokens.inc(num_prompt_tokens)
-        self._time(times, num_tokens)
 
     def count_tokens(self, num_tokens: int, stats: Stats) -> None:
         """Of one sequence or several: tokens and the rounds that made them, which dashboards divide by each other."""
@@ -141,14 +149,16 @@ class Metrics:
         for position, number in enumerate(stats.num_draft_tokens_per_pos):
             self._drafted_at.labels(*self._values, str(position)).inc(number)
 
-    def _time(self, times: Times, num_tokens: int) -> None:
+    def count_times(self, times: Times, num_tokens: int) -> None:
+        """Of a sequence that has ended, where it has had a token."""
         if times.started is None or times.first is None or times.last is None:
             return
-        self._queued.observe(times.started - times.arrived)
+        begun = min(times.started + times.waited, times.first)
+        self._queued.observe(begun - times.arrived)
         self._first.observe(times.first - times.arrived)
-        self._prefill.observe(times.first - times.started)
+        self._prefill.observe(times.first - begun)
         self._decode.observe(times.last - times.first)
-        self._inference.observe(times.last - times.started)
+        self._inference.observe(times.last - begun)
         self._whole.observe(times.last - times.arrived)
         if num_tokens > 1:
             self._per_token.observe((times.last - times.first) / (num_tokens - 1))

@@ -192,6 +192,7 @@ class Service:
                         stream.close()
                     result = await stream.finished()
             stream, choice.stats, choice.mean_logprob = None, result.stats, result.mean_logprob or 0.0
+            times.waited = result.waited
             rest = text.finish()
             outcome = choice.finish_reason = "stop" if text.has_stopped else _finish_reason(result)
             tell(_gained(choice, rest))
@@ -199,19 +200,23 @@ class Service:
             outcome = "error"
             raise told(error) from error
         finally:
-            self.metrics.count(len(request.prompt), choice.num_tokens, times, outcome)
+            self.metrics.count_end(len(request.prompt), times, outcome)
             if stream is None:
+                self.metrics.count_times(times, choice.num_tokens)
                 self.metrics.count_tokens(choice.num_tokens, choice.stats)
             elif not self._is_closed:  # after which nobody asks for metrics, nor waits for a task
-                counting = asyncio.create_task(self._count_left(stream))
+                counting = asyncio.create_task(self._count_left(stream, choice))
                 self._unfinished.add(counting)
                 counting.add_done_callback(self._unfinished.discard)
 
-    async def _count_left(self, stream: TokenStream) -> None:
-        """Of a sequence that nobody reads to its end, tokens with the rounds that made them: once the engine tells."""
+    async def _count_left(self, stream: TokenStream, choice: Choice) -> None:
+        """Of a sequence that nobody reads to its end, tokens with the rounds that made them, and times: once the engine
+        tells."""
         with suppress(Exception):  # where it has failed, neither is known, and whoever reads it was told
-            stats = (await stream.finished()).stats
-            self.metrics.count_tokens(stats.num_emitted_tokens, stats)
+            result = await stream.finished()
+            choice.times.waited = result.waited
+            self.metrics.count_tokens(result.stats.num_emitted_tokens, result.stats)
+        self.metrics.count_times(choice.times, choice.num_tokens)
 
     def _read(self, choice: Choice, gained: Sequence[Gained], text: AnswerText, times: Times) -> list[Piece]:
         """What can be sent of it, counted and timed."""

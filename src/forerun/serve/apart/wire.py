@@ -115,6 +115,7 @@ class Ended:
     error: str | None
     stats: Stats
     mean_logprob: float | None
+    waited: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +156,7 @@ def gain(number: int, progress: Progress) -> Gain:
 
 
 def ended(number: int, result: RowResult) -> Ended:
-    return Ended(number, result.finish_reason, result.error, result.stats, result.mean_logprob)
+    return Ended(number, result.finish_reason, result.error, result.stats, result.mean_logprob, result.waited)
 
 
 def failed(number: int, error: ApiError) -> Failed:
