@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
+from typing import Any
 
 import pytest
 from transformers import AutoModelForCausalLM
@@ -13,22 +15,62 @@ from support.tiny import tiny_model
 PROMPTS = [[5, 6, 7, 8, 5, 6, 7], [9, 3]]
 
 
+def spread(folder: Path, place: str, embedding: str = "cpu") -> Any:
+    """The model of a folder with its second layer at `place`."""
+    pytest.importorskip("accelerate")
+    return AutoModelForCausalLM.from_pretrained(
+        folder,
+        device_map={"model.embed_tokens": embedding, "model.layers.0": "cpu", "model.layers.1": place,
+                    "model.norm": "cpu", "model.rotary_emb": "cpu", "lm_head": "cpu"},
+        offload_folder=folder / "offload",
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("model")
+    tiny_model("llama").save_pretrained(path)
+    return path
+
+
 @pytest.mark.quick(every=2)
 @pytest.mark.parametrize("place", ["cpu", "disk"])
-def test_layers_in_several_places(place: str, tmp_path: Path) -> None:
-    pytest.importorskip("accelerate")
-    whole = tiny_model("llama")
-    whole.save_pretrained(tmp_path / "model")
-    spread = AutoModelForCausalLM.from_pretrained(
-        tmp_path / "model",
-        device_map={"model.embed_tokens": "cpu", "model.layers.0": "cpu", "model.layers.1": place,
-                    "model.norm": "cpu", "model.rotary_emb": "cpu", "lm_head": "cpu"},
-        offload_folder=tmp_path / "offload",
-    )  # fmt: skip
-    assert place == "cpu" or any(weight.is_meta for weight in spread.parameters())
+def test_layers_in_several_places(place: str, folder: Path) -> None:
+    model = spread(folder, place)
+    assert place == "cpu" or any(weight.is_meta for weight in model.parameters())
     for keywords in ({}, {"temperature": 0.9, "seed": 2}):
         ours, theirs = (
-            forerun.SpeculativeDecoder(model, "lookup", policy=3).generate(PROMPTS, max_new_tokens=8, **keywords)
-            for model in (spread, whole)
+            forerun.SpeculativeDecoder(one, "lookup", policy=3).generate(PROMPTS, max_new_tokens=8, **keywords)
+            for one in (model, tiny_model("llama"))
         )
         assert ours.new_tokens == theirs.new_tokens
+
+
+def test_kept_keys_serve_later_calls(folder: Path) -> None:
+    """Although accelerate puts other tensors into the modules after each pass."""
+    prompt = [list(range(1, 60))]
+    hits = []
+    for model in (tiny_model("llama"), spread(folder, "disk")):
+        decoder = forerun.SpeculativeDecoder(model, "lookup", policy=3, keep_rows=2)
+        texts = [decoder.generate(prompt, max_new_tokens=4).new_tokens for _ in range(3)]
+        assert texts[0] == texts[1] == texts[2]
+        hits.append(decoder.engine.num_prefix_hits)
+    assert hits[0] == hits[1] > 0
+
+
+@pytest.mark.parametrize("how", ["written", "swapped"])
+def test_kept_keys_of_other_weights_are_forgotten(how: str, folder: Path) -> None:
+    """Weights are changed where accelerate fetches them from: in place, or by another map."""
+    accelerate = pytest.importorskip("accelerate")
+    prompt, model = [list(range(1, 60))], copy.deepcopy(tiny_model("llama"))
+    accelerate.cpu_offload(model.model.layers[1], execution_device="cpu")
+    decoder = forerun.SpeculativeDecoder(model, "lookup", policy=3, keep_rows=2)
+    before = decoder.generate(prompt, max_new_tokens=8).new_tokens
+    hook = model.model.layers[1].self_attn.v_proj._hf_hook
+    if how == "written":
+        hook.weights_map["weight"].mul_(-3)
+    else:
+        hook.weights_map = {"weight": hook.weights_map["weight"] * -3}
+    after = decoder.generate(prompt, max_new_tokens=8).new_tokens
+    assert after == forerun.SpeculativeDecoder(model, None).generate(prompt, max_new_tokens=8).new_tokens
+    assert before != after and decoder.engine.num_prefix_hits == 0

@@ -18,6 +18,7 @@ from transformers import PreTrainedConfig
 
 from forerun.kernels.cpu.narrow import NarrowWeight
 from forerun.kernels.scaled import ScaledWeight
+from forerun.models.offloaded import fetched, weights_map
 from forerun.models.plain import COLLECTORS, address, is_memory
 
 # Attributes of every module, read one by one or of no consequence for what a forward computes; and marks that
@@ -121,10 +122,14 @@ def _walk(model: nn.Module) -> tuple[list[Any], list[Any]]:
         kind, inside = type(module), module.__dict__
         facts += (kind, kind.forward, *inside["_modules"])
         waiting += (child for child in inside["_modules"].values() if child is not None)
+        offloaded = weights_map(module)
         for tensors, place in ((inside["_parameters"], _place), (inside["_buffers"], _place_and_version)):
             for name, tensor in tensors.items():
                 facts.append(name)
-                if tensor is not None:
+                if tensor is not None and tensor.is_meta and offloaded is not None:  # another one after each forward
+                    objects.append(offloaded)
+                    facts += (tensor.dtype, tensor.shape)
+                elif tensor is not None:
                     objects.append(tensor)
                     facts.append(place(tensor))
         for hooks in (inside["_forward_hooks"], inside["_forward_pre_hooks"]):
@@ -190,15 +195,20 @@ def _settings(config: PreTrainedConfig) -> Iterator[Any]:
 def checksum(model: nn.Module) -> list[int]:
     """Changes with the values of weights, however they were written: `weight.data` leaves no trace on the weight.
 
-    Reads all weights once, as one step of plain decoding does.
+    Reads all weights once, as one step of plain decoding does; those that accelerate fetches from the disk, too.
     """
     by_device: dict[torch.device, list[Tensor]] = {}
     versions = []
     for tensor in (*model.parameters(), *model.buffers()):
-        if is_memory(tensor) and not tensor.is_quantized and tensor.device.type != "meta":
+        if tensor.is_meta:  # nothing, or what is fetched below
+            continue
+        if is_memory(tensor) and not tensor.is_quantized:
             by_device.setdefault(tensor.device, []).append(_sum(tensor))
         else:  # whose numbers lie we do not know where: what torch has counted of its changes must do
             versions.append(_version(tensor))
+    for tensor in fetched(model):
+        if is_memory(tensor) and not tensor.is_quantized:
+            by_device.setdefault(tensor.device, []).append(_sum(tensor))
     return [*versions, *(number for sums in by_device.values() for number in torch.stack(sums).tolist())]
 
 

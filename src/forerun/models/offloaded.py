@@ -1,0 +1,23 @@
+"""Weights that accelerate keeps on the CPU or the disk and fetches for each forward."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+
+def weights_map(module: nn.Module) -> Mapping[str, Tensor] | None:
+    """What a module's own weights are fetched from, by name; None where they lie in the module."""
+    hook: Any = module.__dict__.get("_hf_hook")
+    hooks = getattr(hook, "hooks", (hook,))
+    return next((one.weights_map for one in hooks if getattr(one, "offload", False)), None)
+
+
+def fetched(model: nn.Module) -> Iterator[Tensor]:
+    """Those weights, one after the other, so that no more than one of them is held."""
+    for module in model.modules():
+        if (weights := weights_map(module)) is not None:
+            tensors = {**module._parameters, **module._buffers}
+            yield from (weights[name] for name, tensor in tensors.items() if tensor is not None and tensor.is_meta)
