@@ -10,6 +10,8 @@ import pytest
 from transformers import AutoModelForCausalLM
 
 import forerun
+from forerun.drafters import self_draft
+from forerun.errors import InvalidArgument, UnsupportedModel
 from support.tiny import tiny_model
 
 PROMPTS = [[5, 6, 7, 8, 5, 6, 7], [9, 3]]
@@ -74,3 +76,21 @@ def test_kept_keys_of_other_weights_are_forgotten(how: str, folder: Path) -> Non
     after = decoder.generate(prompt, max_new_tokens=8).new_tokens
     assert after == forerun.SpeculativeDecoder(model, None).generate(prompt, max_new_tokens=8).new_tokens
     assert before != after and decoder.engine.num_prefix_hits == 0
+
+
+def test_a_copy_of_offloaded_weights_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = spread(folder, "disk")
+    with pytest.raises(InvalidArgument, match=r"SelfDraft\(bits=8\): weights of the target are offloaded"):
+        forerun.SpeculativeDecoder(model, forerun.SelfDraft(8))
+    monkeypatch.setenv("FORERUN_KERNELS", "on")
+    monkeypatch.setattr(self_draft, "why_not_numba", lambda: None)
+    monkeypatch.setattr(self_draft, "SMALLEST", 0)
+    monkeypatch.setattr(self_draft, "FREE_SHARE", 1e-9)
+    monkeypatch.setattr(self_draft, "_promise", lambda stored: 2.0)
+    assert self_draft.unasked(tiny_model("llama")) is not None
+    assert self_draft.unasked(model) is None
+
+
+def test_an_embedding_on_the_disk_is_refused(folder: Path) -> None:
+    with pytest.raises(UnsupportedModel, match=r"model\.embed_tokens\.weight offloaded .* keeps model\.embed_tokens"):
+        forerun.SpeculativeDecoder(spread(folder, "cpu", embedding="disk"), "lookup")

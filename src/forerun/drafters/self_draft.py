@@ -57,6 +57,11 @@ class SelfDraft(WithinTarget):
         check_scheme(scheme, target.device, target.dtype, asked=name)
         if (method := method_of(target)) is not None:
             raise InvalidArgument(f"{name}: the target was quantised by {method} already; use another drafter")
+        if is_offloaded(target):
+            raise InvalidArgument(
+                f"{name}: weights of the target are offloaded to the CPU or the disk, and a copy is made of those in "
+                "memory; load the target whole, or use another drafter, such as PromptLookup()"
+            )
         model = _sharing_weights(target)
         encoder = model.get_encoder() if target.config.is_encoder_decoder else None  # it reads with the target's
         weights = matrices(model, encoder)
@@ -94,6 +99,8 @@ def unasked(target: PreTrainedModel) -> SelfDraft | None:
     """
     if target.device.type != "cpu" or target.dtype != torch.float32 or target.config.model_type not in FAMILIES:
         return None
+    if is_offloaded(target):  # it would not fit, and has nothing to be timed by
+        return None
     if kernels_asked(None) is Kernels.OFF or why_not_numba() is not None or method_of(target) is not None:
         return None
     weights = matrices(target)
@@ -106,6 +113,11 @@ def unasked(target: PreTrainedModel) -> SelfDraft | None:
     drafter = SelfDraft(8)
     drafter.needs_clock = True
     return drafter
+
+
+def is_offloaded(target: PreTrainedModel) -> bool:
+    """Whether accelerate fetches some of the weights for each pass."""
+    return any(weight.is_meta for weight in target.parameters())
 
 
 def copy_size(weights: Iterable[Tensor], bits: int) -> int:

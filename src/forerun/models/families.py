@@ -174,6 +174,12 @@ def _refuse_unloaded(model: PreTrainedModel) -> None:
             f"{type(model).__name__} has weights on the meta device, which have no values; load them with "
             "from_pretrained, or with load_state_dict(..., assign=True)"
         )
+    name, first = next(model.named_parameters())
+    if first.is_meta:  # it tells a model's device, as transformers has it, and with it where tokens go
+        raise UnsupportedModel(
+            f"{type(model).__name__} has {name} offloaded to the CPU or the disk, so that nothing says which device it "
+            f"runs on; load it with a device_map that keeps {name.rpartition('.')[0]} where it is used"
+        )
 
 
 def _refuse_spread(model: PreTrainedModel) -> None:
