@@ -187,10 +187,13 @@ def _refuse_spread(model: PreTrainedModel) -> None:
     places = {_place(place) for place in (getattr(model, "hf_device_map", None) or {}).values()}
     devices = sorted(places - {"cpu", "disk", "meta"})
     if len(devices) > 1:
+        split = (
+            f", or split it over processes: --tensor-parallel {len(devices)}, in Python "
+            f"distributed_config=DistributedConfig(tp_size={len(devices)}) under torchrun"
+        )
         raise UnsupportedModel(
             f"{type(model).__name__} has layers on {' and '.join(devices)} (hf_device_map), and one process decodes on "
-            'one accelerator; load it with device_map={"": 0}, or split it over processes: --tensor-parallel '
-            f"{len(devices)}, in Python distributed_config=DistributedConfig(tp_size={len(devices)}) under torchrun"
+            f'one accelerator; load it with device_map={{"": 0}}{"" if model.config.is_encoder_decoder else split}'
         )
 
 
