@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+import tracemalloc
 from collections import Counter
 
 import pytest
@@ -10,6 +12,7 @@ import torch
 from forerun import Chain, PredictedText, PromptLookup, SamplingParams, SpeculativeDecoder
 from forerun.config import SamplingParams as Params
 from forerun.drafters import DraftModel, Tree, with_predictions
+from forerun.drafters.predicted_text import _Follower
 from forerun.engine import Request
 from forerun.errors import InvalidArgument
 from forerun.types import DraftContext, LawParams
@@ -72,6 +75,51 @@ def test_rounds_change_nothing() -> None:
 def test_the_place_behind_where_it_was_left_is_taken_first() -> None:
     twice = [10, 11, 20, 10, 11, 21, 10, 11, 22]
     assert guess(predicting(twice), [10, 11, 20, 40, 10, 11])[0] == [21, 10, 11, 22]
+
+
+def met(prediction: list[int], answer: list[int]) -> tuple[int | None, int]:
+    """Where an answer is in its prediction, and for how long it has been there: looked for place by place."""
+    place, agreed, left_at = 0, 0, 0
+    for end, token in enumerate(answer, start=1):
+        if place is not None and prediction[place : place + 1] == [token]:
+            place, agreed = place + 1, agreed + 1
+            continue
+        left_at, place, agreed = left_at if place is None else place, None, 0
+        for n in (4, 3, 2):
+            last = answer[end - n : end] if n <= end else None
+            found = [at for at in range(n, len(prediction)) if prediction[at - n : at] == last]
+            if found:
+                place, agreed = next((at for at in found if at > left_at), found[-1]), n
+                break
+    return place, agreed
+
+
+@pytest.mark.parametrize("first", (0, 0xD7FE, 0x10FFFC))  # ids that are no letters of their own, and the last that are
+def test_wherever_the_last_tokens_are_they_are_found(first: int) -> None:
+    draw = random.Random(first)
+    for _ in range(200):
+        prediction, answer = ([first + draw.randrange(4) for _ in range(draw.randrange(1, 24))] for _ in range(2))
+        follower = _Follower(tuple(prediction), 0)
+        follower.follow(answer)
+        assert (follower.place, follower.agreed) == met(prediction, answer), (prediction, answer)
+
+
+@pytest.mark.parametrize("beyond", (0x110000, 2**40))
+def test_ids_beyond_all_letters_are_no_hindrance(beyond: int) -> None:
+    follower = _Follower((10, beyond, 11, 12, 13), 0)
+    follower.follow([10, 40, 11, 12])
+    assert follower.guess(4) == ([13], 2)
+
+
+def test_leaving_a_long_prediction_takes_a_few_bytes_a_token() -> None:
+    """Four for a letter, and as many twice on the way to it; a table of its n-grams took hundreds, and a second."""
+    size = 20_000
+    follower = _Follower(tuple(i * i % 7919 for i in range(size)), 0)
+    tracemalloc.start()
+    follower.follow([8000, 8001])
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert follower.place is None and most < 16 * size
 
 
 def test_rows_are_apart_and_vocabularies_end() -> None:
