@@ -220,7 +220,8 @@ class Origin(StrEnum):
 
     ACCEPTED = "accepted"
     CORRECTION = "correction"
-    BONUS = "bonus"
+    BONUS = "bonus"  # one more after a whole draft
+    PLAIN = "plain"  # a round without a draft
 
 
 # (logits [n, V] of consecutive positions of one row, the tokens drafted in this round, how many of them come before the

@@ -46,6 +46,8 @@ def test_the_text_is_that_of_plain_decoding(generate: Command, target: str) -> N
         "token",
     ]
     assert len(entry["origins"]) == 12
+    plain = document(generate("-m", target, "--no-chat", "--json", *SHORT, "--draft", "none", "hello hello").stdout)
+    assert plain["prompts"][0]["texts"][0]["origins"] == ["plain"] * 12
 
 
 def sorted_alphabet() -> list[str]:
@@ -367,7 +369,7 @@ def test_a_terminal_may_decline_colours_and_is_never_steered(
 
 def test_only_what_drafts_had_to_do_with_is_coloured(capsys: pytest.CaptureFixture[str]) -> None:
     out = TextOut(Console(force_terminal=True))
-    for origin in (Origin.BONUS, Origin.ACCEPTED, Origin.BONUS, Origin.BONUS, Origin.CORRECTION):
+    for origin in (Origin.PLAIN, Origin.ACCEPTED, Origin.BONUS, Origin.PLAIN, Origin.CORRECTION):
         out.write("x", origin)
     assert capsys.readouterr().out == "x\x1b[32mx\x1b[0m\x1b[34mx\x1b[0mx\x1b[33mx\x1b[0m"
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 
 from engine.scripted import PROMPT, VOCAB, answer, engine_with, finish, prophet, run
@@ -29,6 +31,9 @@ def test_identities(temperature: float) -> None:
         assert stats.num_emitted_tokens == len(row.tokens) == stats.num_accepted_tokens + ends
         assert stats.rounds - ends in (0, 1)  # at most the last round was cut before its own token
         assert stats.num_accepted_tokens == row.origins.count(Origin.ACCEPTED)
+        assert stats.rounds - stats.num_drafts == row.origins.count(Origin.PLAIN)
+        after = [before for before, origin in pairwise((None, *row.origins)) if origin is Origin.BONUS]
+        assert all(before is Origin.ACCEPTED for before in after)
     total = Stats.total([row.stats for row in rows])
     assert total.num_emitted_tokens == sum(len(row.tokens) for row in rows)
     assert total.rounds == sum(row.stats.rounds for row in rows)

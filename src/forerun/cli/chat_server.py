@@ -145,8 +145,7 @@ class ServerTalk(Talk):
         if not choice.get("origins"):
             self.text.write(text)
         for piece in choice.get("origins") or ():
-            origin = None if piece["origin"] == "plain" else cast("Origin", piece["origin"])
-            self.text.write(piece["text"], origin)
+            self.text.write(piece["text"], cast("Origin", piece["origin"]))
 
 
 async def _model(client: ApiClient, name: str | None) -> dict[str, Any]:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from forerun.engine import Progress
     from forerun.types import Origin
 
-COLOURS = {"accepted": "green", "correction": "yellow", "bonus": "blue"}
+COLOURS = {"accepted": "green", "correction": "yellow", "bonus": "blue"}  # a plain token has none
 MEANINGS = {
     "accepted": "drafted and accepted",
     "correction": "the target's correction",
@@ -49,16 +49,12 @@ class TextOut:
     def __init__(self, console: Console) -> None:
         self.is_terminal = console.is_terminal
         self.colour = console.is_terminal and not console.no_color
-        self._before: Origin | None = None
 
     def write(self, text: str, origin: Origin | None = None) -> None:
         """The text of one token, or text of our own, which has no origin."""
-        # A bonus that follows no accepted token comes from a round without a draft: an ordinary token.
-        is_plain = origin is None or (origin == "bonus" and self._before != "accepted")
-        self._before = origin
         if self.is_terminal:
             text = text.translate(SHOWN)  # a model must not steer the terminal
-        if self.colour and origin is not None and not is_plain:
+        if self.colour and origin in COLOURS:
             text = click.style(text, fg=COLOURS[origin])
         click.echo(text, nl=False, color=self.is_terminal)
 

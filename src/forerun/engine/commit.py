@@ -90,7 +90,7 @@ def _commit_row(
     scores: Tensor | list[TokenLogprob] | None,
     is_prediction: bool,
 ) -> Progress:
-    last = Origin.BONUS if draft.whole else Origin.CORRECTION
+    last = Origin.PLAIN if not draft.depth else Origin.BONUS if draft.whole else Origin.CORRECTION
     accepted = len(draft.nodes)
     tokens = [*(drafted[node] for node in draft.nodes), following]
     kept, row.finish_reason = row.stop.cut(row.output, tokens)

@@ -13,7 +13,7 @@ from forerun.serve.backend import Gained
 from forerun.text import StreamDecoder
 from forerun.types import Origin
 
-PLAIN = "plain"
+PLAIN = Origin.PLAIN.value
 PROMPT = "prompt"
 
 
@@ -72,7 +72,7 @@ class AnswerText:
     def push(self, progress: Gained) -> list[Piece]:
         """What can be sent after a round, token by token."""
         logprobs = progress.logprobs or (None,) * len(progress.tokens)
-        names = origins(progress.origins)
+        names = [origin.value for origin in progress.origins]
         for token, origin, logprob in zip(progress.tokens, names, logprobs, strict=True):
             text = self._text.push(token)
             written = self._written([token]) if self.stops and not text and self._text.is_silent(token) else text
@@ -128,10 +128,3 @@ def overlap(text: str, marks: Sequence[str]) -> int:
         if any(mark.startswith(text[-length:]) for mark in marks):
             return length
     return 0
-
-
-def origins(given: Sequence[Origin]) -> list[str]:
-    """Names of a round's origins; a bonus behind no draft is a plainly decoded token."""
-    if list(given) == [Origin.BONUS]:
-        return [PLAIN]
-    return [origin.value for origin in given]
