@@ -13,9 +13,10 @@ import pytest
 from click.testing import CliRunner
 
 from forerun.cli.main import COMMANDS, LazyCommand, cli
-from forerun.cli.options import GroupedCommand, options_from, settings_from
+from forerun.cli.options import GroupedCommand, in_options, options_from, settings_from
 from forerun.config import ModelSettings, SpeculationSettings
 from forerun.drafters.named import NAMES
+from forerun.errors import InvalidArgument
 
 WIDTH = 80
 
@@ -59,6 +60,46 @@ def parsed(*arguments: str, **changes: Any) -> Example:
     if result.exception is not None:
         raise result.exception
     return made[0]
+
+
+@pytest.mark.parametrize(
+    ("message", "told"),
+    (
+        ("learning_rate=0.0: must be > 0", "--learning-rate 0.0: must be > 0"),
+        ("sizes=(1, 4): at most steps=2, colour='red'", "--sizes 1,4: at most --steps 2, --colour 'red'"),
+        ("sizes=[3] and (seed=5)", "--sizes 3 and (--seed 5)"),
+        ("share=False with quiet=True", "--no-share with --quiet"),
+        # Not of this command, not a value of its own, or Python to be written as it stands
+        ("speed=3: too fast", "speed=3: too fast"),
+        ("bent:seed=3,steps=4", "bent:seed=3,steps=4"),
+        ("give Example(seed=3), quiet=False, other.seed=3", "give Example(seed=3), quiet=False, other.seed=3"),
+    ),
+)
+def test_errors_name_options_as_they_are_typed(message: str, told: str) -> None:
+    @click.command(cls=GroupedCommand)
+    @options_from(Example, "Learning")
+    def command(**options: Any) -> None:
+        raise InvalidArgument(message)
+
+    assert in_options(message, command.params) == told
+    with pytest.raises(InvalidArgument) as error:
+        command.main([], standalone_mode=False)
+    assert str(error.value) == told
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    (
+        ("bench decode --device cpu --max-new-tokens 10", "Error: --max-new-tokens 10: "),
+        ("bench serve http://127.0.0.1:1 --ramp 40 --seconds 30", "Error: --ramp 40.0: "),
+        ("bench -m tiny --batch-sizes 0", "Error: --batch-sizes 0: "),
+        ("plan --max-length 400", "Error: --max-length 400: "),
+        ("serve tiny --host 0.0.0.0", "Error: --host '0.0.0.0': "),
+    ),
+)
+def test_commands_say_which_option_is_wrong(line: str, told: str) -> None:
+    result = CliRunner().invoke(cli, line.split())
+    assert result.exit_code != 0 and result.stderr.startswith(told), result.stderr
 
 
 def test_without_arguments_the_defaults_are_the_dataclasss() -> None:

@@ -36,7 +36,7 @@ def test_generate(generate: Command, target: str, draft: str) -> None:
         (("--tree", "6:best"), "NODES"),
         (("--tree", "6", "-d", "lookup"), "PromptLookup"),
         (("--tree", "6", "-d", "none"), "need a drafter"),
-        (("--tree", "6", "-d", "early:1", "--rule", "block"), "rule='token'"),
+        (("--tree", "6", "-d", "early:1", "--rule", "block"), "--rule 'token'"),
     ],
 )
 def test_refusals(generate: Command, target: str, options: tuple[str, ...], complaint: str) -> None:

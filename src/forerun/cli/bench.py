@@ -15,6 +15,7 @@ from forerun.bench.settings import CompareSettings
 from forerun.cli.main import LazyCommand, LazyGroup
 from forerun.cli.options import (
     RULE,
+    NamesOptions,
     comma_separated,
     option,
     options_from,
@@ -36,7 +37,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 FILE = click.Path(dir_okay=False, path_type=Path)
 
 
-class BenchGroup(LazyGroup):
+class BenchGroup(NamesOptions, LazyGroup):
     """Its commands are imported when they are called, as those of `forerun` itself."""
 
     table = BENCHES

@@ -16,8 +16,9 @@ from __future__ import annotations
 
 import ast
 import inspect
+import re
 import textwrap
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import MISSING, Field, fields
 from enum import StrEnum
 from functools import cache
@@ -29,7 +30,7 @@ import click
 from click.core import ParameterSource
 
 from forerun.config import LengthSettings, ModelSettings, SamplingParams, SpeculationSettings
-from forerun.errors import InvalidArgument
+from forerun.errors import ForerunError, InvalidArgument
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -50,7 +51,19 @@ class GroupedOption(click.Option):
         self.group = group
 
 
-class GroupedCommand(click.Command):
+class NamesOptions(click.Command):
+    """A command whose errors name its options: the library's name its fields, which nobody has typed."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except ForerunError as error:
+            if ctx.invoked_subcommand is None and error.args:
+                error.args = (in_options(str(error.args[0]), self.params), *error.args[1:])
+            raise
+
+
+class GroupedCommand(NamesOptions):
     """A command whose help lists options under headings, in the order they were declared."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -61,6 +74,33 @@ class GroupedCommand(click.Command):
         for heading, records in sorted(groups.items(), key=lambda group: group[0] == OTHER):
             with formatter.section(heading):
                 formatter.write_dl(records)
+
+
+def in_options(message: str, params: Iterable[click.Parameter]) -> str:
+    """`max_length=40: ...` as `--max-length 40: ...`, wherever it is an option of the command.
+
+    A name right behind a colon, a comma, a dot or `Class(` is left as it is: a rule's values, or Python to be written.
+    """
+    options = {param.name: param for param in params if isinstance(param, click.Option)}
+
+    def typed(found: re.Match[str]) -> str:
+        if (option := options.get(found["name"])) is None:
+            return found[0]
+        flag = max(option.opts, key=len)
+        if found["several"] is not None:
+            return f"{flag} {','.join(part.strip() for part in found['several'].split(',') if part.strip())}"
+        if found["flag"] is not None:
+            flags = option.opts if found["flag"] == "True" else option.secondary_opts
+            return flags[0] if flags else found[0]
+        return f"{flag} "
+
+    return _GIVEN.sub(typed, message)
+
+
+_GIVEN = re.compile(
+    r"(?<![\w.:,'-])(?<!\w\()(?P<name>[a-z_]+)="
+    r"(?:[(\[](?P<several>[\d., ]+)[)\]]|(?P<flag>True|False)\b|(?=\S))"
+)
 
 
 def comma_separated(kind: type, *, repeats: bool = False) -> Callable[[str], tuple[Any, ...]]:

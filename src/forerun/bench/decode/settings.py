@@ -69,6 +69,6 @@ def choose_settings(asked: DecodeOptions) -> DecodeSettings:
     check_pair(chosen.model, chosen.draft)
     if chosen.new_tokens < LEAST_TOKENS:
         raise InvalidArgument(
-            f"new_tokens={chosen.new_tokens}: the first two rounds are not counted; ask for {LEAST_TOKENS} or more"
+            f"max_new_tokens={chosen.new_tokens}: the first two rounds are not counted; ask for {LEAST_TOKENS} or more"
         )
     return chosen
