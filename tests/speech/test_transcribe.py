@@ -136,6 +136,12 @@ def test_no_recordings_are_no_transcripts() -> None:
     assert transcriber(tiny_whisper()).batch([]) == []
 
 
+def test_recordings_of_one_window_and_longer_ones_are_refused_in_one_batch() -> None:
+    """The message names the remedy: `files` gathers them apart."""
+    with pytest.raises(InvalidArgument, match=r"1\.wav.*31 s.*0\.wav.*0\.5 s.*files"):
+        transcriber(tiny_whisper()).batch(clips(0.5, 31.0))
+
+
 def test_listening_to_the_encoder_is_no_change_of_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
     """Or everything that was made from it, recorded rounds and copies of the weights included, is made anew."""
     made, renewals, renew = transcriber(tiny_whisper()), list[Scorer](), Seq2SeqScorer.renew

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from forerun.engine import Engine, Stats
-from forerun.errors import ForerunError, UnreadableAudio, UnsupportedModel
+from forerun.errors import ForerunError, InvalidArgument, UnreadableAudio, UnsupportedModel
 from forerun.speech.apart import kept_apart
 from forerun.speech.audio import RATE, Clip, read
 from forerun.speech.encoder_monitor import EncoderMonitor
@@ -31,6 +31,10 @@ class HasEngine(Protocol):
 
 # Seconds of sound that were dealt with since it was told last.
 OnAudio = Callable[[float], None]
+
+
+def _num_samples(clip: Clip) -> int:
+    return len(clip.samples)
 
 
 def nothing(seconds: float) -> None:
@@ -124,11 +128,17 @@ class Transcriber:
         return len(clip.samples) > self.window
 
     def batch(self, clips: Sequence[Clip], on_audio: OnAudio = nothing) -> list[Transcript]:
-        """Recordings that all fit one window, or all do not, as one ragged batch."""
+        """Recordings that all fit one window, or all do not, as one ragged batch; the model hears silent ones, too."""
         if not clips:
             return []
-        is_long = self.is_long(clips[0])
-        assert all(self.is_long(clip) == is_long for clip in clips), "short and long recordings do not mix"
+        longest, shortest = max(clips, key=_num_samples), min(clips, key=_num_samples)
+        is_long = self.is_long(longest)
+        if is_long and not self.is_long(shortest):
+            raise InvalidArgument(
+                f"{longest.path} ({longest.seconds:.3g} s) takes more than one window and {shortest.path} "
+                f"({shortest.seconds:.3g} s) does not: they are decoded differently; give batches of one kind, or use "
+                "Transcriber.files, which gathers them apart"
+            )
         keywords = self.settings.keywords(self.model, is_long)
         if self.windows is not None:
             keywords["custom_generate"] = self.windows
