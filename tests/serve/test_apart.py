@@ -22,12 +22,14 @@ from llguidance import LLMatcher
 from forerun.config import SamplingParams
 from forerun.decoder import SpeculativeDecoder
 from forerun.engine import AsyncEngine, FinishReason, Request, Stats
+from forerun.engine.row import TokenLogprob
 from forerun.errors import InvalidArgument, ServerError
 from forerun.serve.apart import remote
 from forerun.serve.apart.engine_process import EngineProcess
 from forerun.serve.apart.host import EngineHost
 from forerun.serve.apart.remote import RemoteBackend, RemoteStream
 from forerun.serve.apart.wire import (
+    SCORED_TOKENS,
     Abort,
     Answer,
     Beginning,
@@ -38,8 +40,10 @@ from forerun.serve.apart.wire import (
     Frames,
     Look,
     Round,
+    Score,
     Submit,
     pack,
+    pack_scored,
     receive,
 )
 from forerun.serve.backend import LocalBackend, State
@@ -110,6 +114,25 @@ def test_what_came_together_is_read_together_and_the_end_comes_last() -> None:
         assert await heard(engine) == Look(1), "a stream that has ended is not aborted"
         engine.sendall(pack(Round([], [Answer(1, State(True, 4, 0.5))])))
         assert (await looked).num_preempted == backend.state.num_preempted == 4
+
+    played(play)
+
+
+def test_others_go_on_while_log_probabilities_of_a_long_prompt_are_read() -> None:
+    """The event loop has as many turns for others as there are pieces."""
+    number = 3 * SCORED_TOKENS + 1
+    found = [None, *(TokenLogprob(token % 97, -1.5, ((token % 89, -0.5),)) for token in range(number - 1))]
+
+    async def play(backend: RemoteBackend, engine: socket.socket) -> None:
+        asking = asyncio.create_task(backend.prompt_logprobs((5,) * number, 1))
+        asked = await heard(engine)
+        assert asked == Score(0, (5,) * number, 1)
+        turns = 0
+        backend.data_received(pack(Round([], [Answer(0, pack_scored(found))])))
+        while not asking.done():
+            turns += 1
+            await asyncio.sleep(0)
+        assert await asking == found and turns > number // SCORED_TOKENS
 
     played(play)
 

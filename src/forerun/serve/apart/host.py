@@ -36,6 +36,7 @@ from forerun.serve.apart.wire import (
     failed,
     gain,
     pack,
+    pack_scored,
 )
 from forerun.serve.backend import SWITCH_SECONDS, LocalBackend
 from forerun.serve.errors import shutting_down, told
@@ -182,7 +183,8 @@ class EngineHost:
                 return
             self._scoring[asked.number] = asyncio.get_running_loop(), task
         try:
-            self.out.put(Answer(asked.number, await self.backend.prompt_logprobs(asked.prompt, asked.alternatives)))
+            found = await self.backend.prompt_logprobs(asked.prompt, asked.alternatives)
+            self.out.put(Answer(asked.number, pack_scored(found)))
         except Exception as error:
             self.out.put(failed(asked.number, told(error)))
         finally:

@@ -28,6 +28,7 @@ from forerun.serve.apart.wire import (
     Score,
     Submit,
     pack,
+    unpack_scored,
 )
 from forerun.serve.backend import Backend, Hear, State
 from forerun.serve.errors import ApiError
@@ -181,8 +182,7 @@ class RemoteBackend(Backend, asyncio.Protocol):
             self.send(Abort(number))
 
     async def prompt_logprobs(self, prompt: Sequence[int], alternatives: int) -> list[TokenLogprob | None]:
-        found: list[TokenLogprob | None] = await self._ask(Score, tuple(prompt), alternatives)
-        return found
+        return await unpack_scored(await self._ask(Score, tuple(prompt), alternatives))
 
     def close(self, drain: bool = True) -> None:
         """The engine ends what it decodes when it sees that nobody listens. By any thread."""

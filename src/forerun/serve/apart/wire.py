@@ -5,10 +5,11 @@ Both ends are this program, and the socket between them has no name that anybody
 
 from __future__ import annotations
 
+import asyncio
 import pickle
 import socket
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +23,7 @@ from forerun.types import Origin
 
 HEAD = struct.Struct("!Q")
 ORIGINS = tuple(Origin)
+SCORED_TOKENS = 512  # of a prompt whose log-probabilities, with twenty others each, are read in some milliseconds
 CODES = {origin: code for code, origin in enumerate(ORIGINS)}
 Gain = tuple[int, tuple[int, ...], bytes, tuple[TokenLogprob, ...]]
 """Of one sequence in one round: its number, tokens, their origins by code, and log-probabilities where asked for."""
@@ -167,6 +169,21 @@ def pack(message: Any) -> bytes:
     """One frame."""
     data = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
     return HEAD.pack(len(data)) + data
+
+
+def pack_scored(found: Sequence[TokenLogprob | None]) -> list[bytes]:
+    """Log-probabilities of a prompt, in pieces: all of a long one would be read in one step of half a second."""
+    pieces = (found[start : start + SCORED_TOKENS] for start in range(0, len(found), SCORED_TOKENS))
+    return [pickle.dumps(piece, pickle.HIGHEST_PROTOCOL) for piece in pieces]
+
+
+async def unpack_scored(pieces: Sequence[bytes]) -> list[TokenLogprob | None]:
+    """In an event loop, which goes on with other things between two of them."""
+    found: list[TokenLogprob | None] = []
+    for piece in pieces:
+        found += pickle.loads(piece)
+        await asyncio.sleep(0)
+    return found
 
 
 class Frames:
