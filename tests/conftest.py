@@ -28,6 +28,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("dist", "no") != "no":
         return  # its workers come here, too
     gc.disable()  # what is imported until all tests are collected is no garbage
+    compiling.compile_share(config)
     import torch
 
     from support import interpreter as _first  # noqa: F401  before anything that imports Triton
