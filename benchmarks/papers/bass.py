@@ -36,6 +36,8 @@ FORMS = (PAD, SPLIT)
 ABLATION = (BASS, *FIXED, AUTO, *FORMS)
 ALONE = (PLAIN, BASS, AUTO)  # what is measured of a single row: the others are about batches
 LATENCIES = ("first", "last", "all")
+TIMED_SINCE = "2026-11-18"
+"""Since then `auto` times plain rounds of each number of rows before it compares drafts with them."""
 LEFT_OUT = ("unigram",)  # it drafts nothing that is kept
 SAMPLING = {EMBEDDED: {"temperature": 0.2, "top_p": 0.95}}
 """The paper's; models without language are sampled at temperature 1, where their acceptance is as dialled."""
@@ -241,6 +243,7 @@ def _verdict(record: Record) -> list[str]:
         f"`auto` {listed(map(times, auto))}; the paper has 2.16x, 2.34x, 2.13x at 1, 2, 4 (OPT) and 2.3x to 1.9x "
         "at 1 to 8 (CodeGen).",
         _reason(bass, on_gpu=record.provenance.machine.gpu is not None),
+        _age(record),
         f"**First and last.** The last row takes {listed(f'{ratio:.2f}' for ratio in behind)} times as long as the "
         f"first at batches of {listed(many)}; the paper's 1.2 to 2.3 grow with the batch.",
         f"**PAD** beats SPLIT in {_wins(record, PAD, many, (SPLIT,))} of {len(many)} batches (the paper: all)"
@@ -264,6 +267,17 @@ def _reason(gains: Sequence[float], on_gpu: bool) -> str:
     return (
         "The rule lengthens drafts while the luckiest row keeps them whole and never asks what scoring costs: where "
         "positions are not free, as on a processor that calculates as long as it reads, it loses."
+    )
+
+
+def _age(record: Record) -> str:
+    """What a record of an older `auto` does not show."""
+    if record.provenance.date >= TIMED_SINCE or record.provenance.machine.gpu is not None:
+        return ""
+    return (
+        f"The record is older than a change of `auto` ({TIMED_SINCE}, [log.md](log.md)): it now times plain rounds of "
+        "each number of rows before it compares drafts with them. How it fares in batches since: "
+        "`benchmarks/results/cpu-batch4.json` and `cpu-batch8.json`."
     )
 
 

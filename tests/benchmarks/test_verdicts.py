@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -51,6 +52,12 @@ class TestBass:
         text = last_line(bass.render(self.record(BASS=8.0, BASS_PAD=8.0, fixed_6=1.0)))
         assert "it loses" in text and "PAD** beats SPLIT in 0 of 1" in text
         assert "beats every fixed length in 0 of 1" in text and "best here: fixed 6." in text
+
+    @pytest.mark.parametrize(("date", "is_old"), [("2026-11-15T09:00:00+00:00", True), ("2026-11-18T09:00:00", False)])
+    def test_a_record_of_an_older_policy_says_so(self, date: str, is_old: bool) -> None:
+        record = self.record()
+        dated = replace(record, provenance=replace(record.provenance, date=date))
+        assert ("older than a change of `auto`" in last_line(bass.render(dated))) is is_old
 
     def test_prompts_are_averaged(self) -> None:
         record = self.record()
