@@ -5,9 +5,11 @@ Arguments: the server's address, chromium's path, a folder for pictures.
 
 import json
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-from playwright.sync_api import Page, expect, sync_playwright
+from playwright.sync_api import Page, Request, expect, sync_playwright
 
 URL, CHROMIUM, FOLDER = sys.argv[1], sys.argv[2], Path(sys.argv[3])
 PROMPT = "the sea the sea the sea"
@@ -32,8 +34,12 @@ def completion_with_plain_beside_it(page: Page) -> None:
     fill(page, temperature="0", max_tokens="60", prompt=PROMPT)
     page.check("#compare")
     page.focus("#prompt")
-    page.keyboard.press("Control+Enter")
-    wait(page)
+    with posts(page) as seen:
+        page.keyboard.press("Control+Enter")
+        fill(page, max_tokens="5")  # for the next question
+        wait(page)
+    assert seen == ["drafts begin", "drafts end", "plain begins", "plain ends"], "each has the server to itself"
+    assert page.locator(".pane h2").all_inner_texts() == ["with drafts", "plain"]
     drafted, plain = page.locator(".pane .said").all()
     assert drafted.inner_text() == plain.inner_text() != "", "the same text, with drafts and without"
     assert drafted.locator(".accepted").count() > 0 and plain.locator(".accepted").count() == 0
@@ -47,6 +53,42 @@ def completion_with_plain_beside_it(page: Page) -> None:
     facts = page.locator(".pane dl").first.inner_text()
     assert "tokens a round" in facts and "by position" in facts
     assert all(0 <= int(share) <= 100 for share in page.locator(".pane .bars span").all_inner_texts())
+
+
+@contextmanager
+def posts(page: Page) -> Iterator[list[str]]:
+    """What was asked for and answered, in order."""
+    seen: list[str] = []
+
+    def note(drafts: str, plain: str) -> Callable[[Request], None]:
+        def heard(request: Request) -> None:
+            if request.post_data:
+                is_plain = json.loads(request.post_data)["speculation"].get("enabled") is False
+                seen.append(plain if is_plain else drafts)
+
+        return heard
+
+    listeners = {"request": note("drafts begin", "plain begins"), "requestfinished": note("drafts end", "plain ends")}
+    for name, heard in listeners.items():
+        page.on(name, heard)
+    yield seen
+    for name, heard in listeners.items():
+        page.remove_listener(name, heard)
+
+
+def one_stop_ends_both(page: Page) -> None:
+    """The titles say whose turn it is."""
+    page.select_option("#mode", "completion")
+    page.check("#compare")
+    fill(page, max_tokens="1900", prompt="go on")
+    with posts(page) as seen:
+        page.keyboard.press("Control+Enter")
+        expect(page.locator(".pane .said span").first).to_be_attached(timeout=60_000)
+        assert page.locator(".pane h2").all_inner_texts() == ["with drafts: under way", "plain: next"]
+        page.click("#stop")
+        wait(page)
+    assert seen == ["drafts begin"] and page.locator(".pane h2").all_inner_texts() == ["with drafts", "plain"]
+    page.uncheck("#compare")
 
 
 def chat_by_keyboard(page: Page) -> None:
@@ -131,6 +173,7 @@ with sync_playwright() as playwright:
         if name == "light":
             chat_by_keyboard(page)
             escape_stops(page)
+            one_stop_ends_both(page)
             bars_grow_while_tokens_come(page)
             a_new_conversation_forgets_the_answer_under_way(page)
             errors_are_shown(page)
