@@ -14,6 +14,7 @@ from forerun import SpeculativeDecoder, drafts
 from forerun.drafters import Chain, FeatureHead, PromptLookup, RandomDraft, SelfDraft, default_drafter, self_draft
 from forerun.loading.drafter_folder import load_drafter
 from forerun.loading.quantise import quantise
+from forerun.loading.stored import keep_halves
 from support.tiny import tiny_model
 
 
@@ -56,6 +57,22 @@ def test_a_copy_where_it_promises_enough(large: Any, monkeypatch: pytest.MonkeyP
     assert isinstance(default_drafter(large()), PromptLookup)
     monkeypatch.undo()
     assert isinstance(default_drafter(tiny_model("llama")), PromptLookup)  # it fits a cache
+
+
+def test_weights_kept_in_16_bits_are_judged_by_their_own_times(large: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Against float32 the same copy would promise 1.6 times plain decoding, whatever 16 bits take."""
+
+    def kept(step: float, verify: float) -> Any:
+        target = large().bfloat16()
+        keep_halves(target)
+        halves = {"1": (step, 1.0), "4": (verify, 1.1)}
+        times = "forerun.kernels.cpu.choice.narrow_times"
+        monkeypatch.setattr(times, lambda stored: halves if stored.name == "BF16" else FAST)
+        return target
+
+    assert isinstance(default_drafter(kept(0.55, 0.7)), PromptLookup)  # 3.44 * .55 / (3 * .35 + .7) = 1.08
+    chosen = default_drafter(kept(0.9, 1.0))  # 3.44 * .9 / (3 * .35 + 1) = 1.51
+    assert isinstance(chosen, Chain) and isinstance(chosen.parts[1], SelfDraft)
 
 
 def test_a_copy_is_asked_only_where_times_are_measured(large: Any) -> None:
