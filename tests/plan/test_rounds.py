@@ -16,6 +16,7 @@ from forerun.plan.acceptance import measure_acceptance
 from forerun.plan.costs import Curve, measure_costs, steady
 from forerun.plan.rounds import EngineRunner, full_rounds, operations_ratio, prompt_batches
 from forerun.plan.settings import SHORTEST
+from forerun.types import RoundOutcome
 from plan.simulation import Simulated, even, plain, prompts
 from support.tiny import draft_of, ragged_prompts, tiny_model
 
@@ -57,6 +58,23 @@ def test_rounds_behind_first_tokens_that_come_from_prompts(is_recorded: bool) ->
         (batch,) = prompt_batches(PROMPTS[1:], 3, 20, 5, 0.0, seed=0)
         found = list(full_rounds(runner, batch, lambda: 4))
         assert found and min(found[0].before) >= 2 and all(entry.drafted == (4, 4, 4) for entry in found)
+
+
+def test_first_tokens_of_rows_that_waited_for_room_are_no_rounds() -> None:
+    """No policy hears of them, and the round before them does not count twice."""
+    runner = drafting()
+    engine = runner.engine
+    engine.first_from_prompt = True
+    engine.target.cache._num_tokens = 70  # keys of two rows, of which each has up to 12 + 25
+    engine.runner = runner_of(engine.target, engine.drafter, engine.rule, engine.clock)
+    told: list[RoundOutcome] = []
+    observe = runner.policy.observe
+    runner.policy.observe = lambda outcome: (told.append(outcome), observe(outcome))[1]  # type: ignore[method-assign]
+    (batch,) = prompt_batches(PROMPTS, 4, 20, 5, 0.0, seed=0)
+    found = list(runner.rounds(batch, lambda: 4))
+    assert any(len(entry.rows) < 4 for entry in found), "all of them had room"
+    assert [entry.accepted for entry in found] == [outcome.accepted for outcome in told][-len(found) :]
+    assert len(told) == len(found) + 1, "the first is for the draft model to read the prompts"
 
 
 def test_a_batch_is_over_when_its_first_row_is() -> None:

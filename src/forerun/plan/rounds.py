@@ -110,24 +110,32 @@ class EngineRunner:
             if self.engine.first_from_prompt:  # without a draft, and where rounds are recorded no policy hears of it
                 for gained in self.engine.step():
                     decoded[prompts[gained.row]] += len(gained.tokens)
-            self._step(1, decoded, prompts)  # a draft model reads the prompts when it is first asked
+            while self._step(1, decoded, prompts) is None and not self.engine.is_idle:
+                pass  # a draft model reads the prompts when it is first asked
             while not self.engine.is_idle and min(decoded.values()) < batch.new_tokens:
-                yield self._step(choose(), decoded, prompts)
+                if (timed := self._step(choose(), decoded, prompts)) is not None:
+                    yield timed
         finally:
             self.engine.abort(*prompts)
             self._refuse_errors()
 
-    def _step(self, length: int, decoded: dict[int, int], prompts: Mapping[int, int]) -> TimedRound:
-        """One round; `decoded`, tokens by prompt, is brought up to date. `prompts` are known by rows' handles."""
-        self.policy.length = length
+    def _step(self, length: int, decoded: dict[int, int], prompts: Mapping[int, int]) -> TimedRound | None:
+        """One round; `decoded`, tokens by prompt, is brought up to date. `prompts` are known by rows' handles.
+
+        None where the step was none: first tokens of rows that had to wait for room come from their prompts.
+        """
+        self.policy.length, self.policy.outcome = length, None
         synchronize(self.engine.target.device)
         started, recording = self.engine.clock(), self.engine.seconds.capture
-        self.engine.step()
+        progress = self.engine.step()
         synchronize(self.engine.target.device)
         recording -= self.engine.seconds.capture  # paid once a shape, not once a round
         seconds = self.engine.clock() - started + recording
-        outcome = self.policy.outcome
-        assert outcome is not None
+        outcome: RoundOutcome | None = self.policy.outcome
+        if outcome is None:
+            for gained in progress:
+                decoded[prompts[gained.row]] += len(gained.tokens)
+            return None
         rows = tuple(prompts[handle] for handle in outcome.request_ids)
         before = tuple(decoded[row] for row in rows)
         for row, accepted in zip(rows, outcome.accepted, strict=True):
