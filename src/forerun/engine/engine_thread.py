@@ -23,7 +23,8 @@ MOST_WAKES = 4000
 """Times a second that readers in event loops are woken, all requests together: what a loop does for its readers keeps
 the engine's thread from its work. The first tokens of a request and its end are never held back."""
 TRIES = 2
-"""Steps in a row that may fail before requests under way are given the error; a step that failed has done nothing."""
+"""Steps in a row that may fail before requests under way are given the error. What a failed step had committed stands
+and is told by the next one; the rest of it is undone."""
 
 
 class EngineThread:
