@@ -270,7 +270,11 @@ class SpeculativeDecoder:
                     )  # fmt: skip
                 return _finished(Stream(self.engine, call, like, streams_prompt=False))
 
-            result = run() if self.ranks is None else self.ranks.call(run, _portable)
+            if self.ranks is None:
+                result = run()
+            else:  # ranks hand it on by the host
+                result = self.ranks.call(run, _portable)
+                result = replace(result, sequences=result.sequences.to(self.target.device))
             wants_dict = generation_config is not None and generation_config.return_dict_in_generate
             return result if wants_dict else _sound(result).sequences
 
