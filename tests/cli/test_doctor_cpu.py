@@ -7,13 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from click.testing import CliRunner
+from transformers import WhisperFeatureExtractor, WhisperProcessor
 
 from forerun import kernels
 from forerun.cli import doctor_cpu
 from forerun.cli.main import cli
 from support.folders import save
 from support.tiny import tiny_model
+from support.whisper import tiny_whisper, tokenizer
 
 needs_kernels = pytest.mark.skipif(kernels.why_not_numba() is not None, reason="no compiled kernels here")
 
@@ -29,15 +32,20 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache"
 
 
-def report(*arguments: str) -> dict[str, Any]:
-    result = CliRunner().invoke(cli, ["doctor", "--json", *arguments])
+def whole_report(*arguments: str) -> dict[str, Any]:
+    result = CliRunner().invoke(cli, ["doctor", "--json", "--device", "cpu", *arguments])
     assert result.exit_code == 0, result.output
-    found: dict[str, Any] = json.loads(result.output)["cpu_kernels"]
+    found: dict[str, Any] = json.loads(result.output)
+    return found
+
+
+def report(*arguments: str) -> dict[str, Any]:
+    found: dict[str, Any] = whole_report(*arguments)["cpu_kernels"]
     return found
 
 
 def table(*arguments: str) -> str:
-    result = CliRunner().invoke(cli, ["doctor", *arguments], env={"COLUMNS": "220"})
+    result = CliRunner().invoke(cli, ["doctor", "--device", "cpu", *arguments], env={"COLUMNS": "220"})
     assert result.exit_code == 0, result.output
     return result.output
 
@@ -95,6 +103,30 @@ def test_a_family_that_is_not_fused(tmp_path: Path) -> None:
     folder = save(tmp_path / "falcon", tiny_model("falcon_alibi", vocab=258))
     model = report("--model", folder)["model"]
     assert not model["fused"] and "ALiBi" in model["why"]
+
+
+def test_a_model_behind_an_encoder_is_described(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A Whisper as `transcribe` loads it, any other as `generate` does. Their passes are not timed here."""
+    monkeypatch.setenv("FORERUN_KERNELS", "auto")
+    t5 = save(tmp_path / "t5", tiny_model("t5_gated", vocab=258))
+    found = whole_report("--model", t5)
+    assert found["layers"] == "by its modules, on cpu: a t5, not a Whisper as published"
+    assert found["cpu_kernels"]["model"] is None and found["self_check"] and found["weights"] == "plain float32"
+
+    monkeypatch.setenv("FORERUN_KERNELS", "off")
+    whisper = str(tmp_path / "whisper")
+    tiny_whisper().save_pretrained(whisper)
+    extractor = WhisperFeatureExtractor(feature_size=8, chunk_length=1)
+    WhisperProcessor(extractor, tokenizer()).save_pretrained(whisper)
+    found = whole_report("--model", whisper)
+    assert found["layers"] == "by its modules, on cpu: kernels are off" and found["self_check"]
+    assert "by its modules, on cpu: kernels are off" in table("--model", whisper)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU, which is taken")
+def test_a_model_is_looked_at_where_it_is_asked_for(target: str) -> None:
+    result = CliRunner().invoke(cli, ["doctor", "--model", target, "--device", "cuda"])
+    assert result.exit_code != 0 and "--device 'cuda': torch sees no CUDA device" in result.output
 
 
 def test_without_numba(target: str, own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 import click
 
 from forerun.cli.doctor_cpu import CpuKernels, examine_cpu, lines
-from forerun.config import cache_folder, is_offline
+from forerun.cli.options import OTHER, GroupedCommand, options_from
+from forerun.config import ModelSettings, cache_folder, is_offline
 from forerun.version import __version__, installed_version
 
 if TYPE_CHECKING:
@@ -74,18 +75,15 @@ class Report:
     cpu_kernels: CpuKernels
     self_check: str | None = None  # why the model that was asked about is trusted, or why it is refused
     weights: str | None = None  # how the weights of that model are stored
+    layers: str | None = None  # how its layers run, where `cpu_kernels` does not tell: on a GPU, behind an encoder
 
 
-def examine(name: str | None = None) -> Report:
-    """Look around. A model is only loaded, and measured, where one is asked about."""
+def examine(name: str | None = None, device: str | None = None) -> Report:
+    """Look around. A model is only loaded, onto `device`, and measured, where one is asked about."""
     import torch
 
-    model = None
-    if name is not None:
-        from forerun.loading import STORED, load_model
-
-        model, _ = load_model(name, device="cpu", dtype=STORED)
-
+    model = None if name is None else _loaded(name, device)
+    is_timed = model is not None and model.device.type == "cpu" and not model.config.is_encoder_decoder
     return Report(
         versions=_versions(),
         cpu_threads=torch.get_num_threads(),
@@ -94,10 +92,31 @@ def examine(name: str | None = None) -> Report:
         cache_folder=str(cache_folder()),
         offline=is_offline(),
         optional_packages=[OptionalPackage(name, installed_version(name), brings) for name, brings in OPTIONAL.items()],
-        cpu_kernels=examine_cpu(name, model),
+        cpu_kernels=examine_cpu(name, model) if is_timed else examine_cpu(),
         self_check=None if model is None else _self_check(model),
         weights=None if model is None else _weights(model),
+        layers=None if model is None or is_timed else _layers(model),
     )
+
+
+def _loaded(name: str, device: str | None) -> PreTrainedModel:
+    """As the command loads it that takes such a model."""
+    from forerun.loading import load, load_speech_model
+    from forerun.loading.load import model_type
+
+    loaded = load_speech_model if model_type(name) == "whisper" else load
+    model: PreTrainedModel = loaded(name, device=device)[0]
+    return model
+
+
+def _layers(model: PreTrainedModel) -> str:
+    from forerun.models.bodies.choose import why_modules
+    from forerun.models.seq2seq import scorer_of
+
+    scorer = scorer_of(model)
+    if scorer.is_fused:
+        return f"fused, on {model.device}"
+    return f"by its modules, on {model.device}: {why_modules(model, scorer.kernels)}"
 
 
 def _self_check(model: PreTrainedModel) -> str:
@@ -172,6 +191,7 @@ def _table(report: Report) -> Table:
         *((f"{p.name} (optional)", p.version or f"missing ({p.brings})") for p in report.optional_packages),
         *([("self-check", report.self_check)] if report.self_check is not None else []),
         *([("weights", report.weights)] if report.weights is not None else []),
+        *([("layers", report.layers)] if report.layers is not None else []),
         *lines(report.cpu_kernels),
     ]
     return Table("Forerun", ("what", "here"), tuple(rows), last_is_text=True)
@@ -188,17 +208,23 @@ def _yes(fact: bool) -> str:
     return "yes" if fact else "no"
 
 
-@click.command()
+@click.command(cls=GroupedCommand)
 @click.option(
     "--model",
     "-m",
     metavar="NAME",
-    help="Also load this model, say why it is trusted, and measure which of its products are faster here.",
+    help="Also load this model, say why it is trusted and how its layers run; on a CPU measure its products.",
 )
+@options_from(
+    ModelSettings, OTHER, "device",
+    device={
+        "metavar": "DEVICE", "show_default": "a GPU where there is one, else cpu", "help": "Where --model is run.",
+    },
+)  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def doctor(model: str | None, as_json: bool) -> None:
+def doctor(model: str | None, device: str | None, as_json: bool) -> None:
     """Say what is installed and what will be used. Without --model no model is loaded and nothing is timed."""
-    report = examine(model)
+    report = examine(model, device)
     if as_json:
         click.echo(json.dumps(asdict(report), indent=2))
     else:

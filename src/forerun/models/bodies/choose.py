@@ -72,6 +72,21 @@ def choose_body(model: PreTrainedModel, use: Kernels) -> FusedBody | None:
     return body
 
 
+def why_modules(model: PreTrainedModel, use: Kernels) -> str:
+    """Why `choose_body` leaves a model on a GPU, or an encoder-decoder model, to its modules: for `forerun doctor`."""
+    if use is Kernels.OFF:
+        return "kernels are off"
+    if model in _refused:
+        return "its fused layers differed from them"
+    if model.config.is_encoder_decoder:
+        return whisper.why_not(model) or "they measured faster"
+    if (reason := kernels.why_not_triton(model.device)) is not None:
+        return reason
+    from forerun.models.bodies import gpu
+
+    return gpu.why_not(model) or "fused layers of its family were not timed; --kernels on takes them"
+
+
 def _library_body(model: PreTrainedModel, use: Kernels = Kernels.AUTO) -> FusedBody | None:
     """Fused layers with a library's products; None where a model's are left to its modules."""
     from forerun.kernels.cpu.threads import most_threads
