@@ -106,6 +106,14 @@ def whole_models() -> Iterator[None]:
     assert not changed, f"this file replaced weights of shared models, copy them first: {changed}"
 
 
+@pytest.fixture(autouse=True, scope="module")
+def young_objects() -> None:
+    """What earlier files have left, models and compiled code for the most part, stays as well: looking through it at
+    every collection that a test asks for takes longer than the test."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(scope="session")
 def stories() -> Stories:
     """The real 260,032-parameter model, its `encode` and `decode`."""
