@@ -9,9 +9,20 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from transformers import GPTNeoConfig, GPTNeoForCausalLM
 
 import forerun
-from forerun.drafters import Chain, DraftModel, EarlyExit, FeatureHead, ParallelHeads, PromptLookup, Tree, with_trees
+from forerun.drafters import (
+    Chain,
+    DraftModel,
+    EarlyExit,
+    FeatureHead,
+    ParallelHeads,
+    PromptLookup,
+    SelfDraft,
+    Tree,
+    with_trees,
+)
 from forerun.engine.branching import adjusted_along
 from forerun.engine.row import RowResult
 from forerun.errors import InvalidArgument, UnsupportedModel
@@ -218,9 +229,15 @@ def test_other_rules_are_refused(rule: str) -> None:
         forerun.SpeculativeDecoder(model, Chain(PromptLookup(), Tree(DraftModel(model))), rule=rule)
 
 
-@pytest.mark.parametrize("family", ALIBI)
-def test_alibi_is_refused(family: str) -> None:
-    model = tiny_model(family)
+def gpt_neo() -> GPTNeoForCausalLM:
+    """Without ALiBi, and its layers still read positions off the cache."""
+    size = {"vocab_size": 64, "hidden_size": 16, "num_layers": 2, "num_heads": 2, "max_position_embeddings": 64}
+    return GPTNeoForCausalLM(GPTNeoConfig(**size, attention_types=[[["global", "local"], 1]])).eval()
+
+
+@pytest.mark.parametrize("family", (*ALIBI, "gpt_neo"))
+def test_positions_told_by_places_are_refused(family: str) -> None:
+    model = gpt_neo() if family == "gpt_neo" else tiny_model(family)
     with pytest.raises(UnsupportedModel, match="positions from where keys lie"):
         forerun.SpeculativeDecoder(model, Tree(DraftModel(model)))
 
@@ -232,11 +249,12 @@ def test_settings_are_checked() -> None:
             Tree(DraftModel(model), **settings)  # type: ignore[arg-type]
     with pytest.raises(InvalidArgument, match="nodes=129: must be an integer from 1 to 128; every node is a position"):
         Tree(DraftModel(model), nodes=129)
-    with pytest.raises(InvalidArgument, match="PromptLookup"):
+    with pytest.raises(InvalidArgument, match=r"PromptLookup.*EarlyExit or SelfDraft"):
         Tree(PromptLookup())
+    assert Tree(SelfDraft(8)).makes_trees
     with pytest.raises(InvalidArgument, match="stop_below"):
         Tree(DraftModel(model, stop_below=0.3))
-    with pytest.raises(InvalidArgument, match="PromptLookup"):
+    with pytest.raises(InvalidArgument, match=r"PromptLookup.*self:8"):
         with_trees(PromptLookup())
     grown = with_trees(Chain(PromptLookup(), DraftModel(model)), nodes=5)
     assert isinstance(grown, Chain) and isinstance(grown.parts[1], Tree) and grown.parts[1].nodes == 5

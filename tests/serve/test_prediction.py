@@ -83,7 +83,7 @@ def test_only_predicted_tokens_are_counted_as_such(predicting: Server) -> None:
 def test_predictions_that_cannot_be_used_are_refused(server: Server, predicting: Server) -> None:
     body = {"prompt": "x", "max_tokens": 2, "prediction": content("y")}
     error = server.post("/v1/completions", **body).json()["error"]
-    assert error["param"] == "prediction" and "--draft lookup" in error["message"]
+    assert error["param"] == "prediction" and "--draft lookup,NAME and without --tree" in error["message"]
     for name, value in (("enabled", False), ("max_draft_tokens", 0)):
         off = predicting.post("/v1/completions", **body, speculation={name: value})
         assert off.status_code == 400 and off.json()["error"]["param"] == "prediction"

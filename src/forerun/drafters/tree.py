@@ -21,8 +21,9 @@ MOST_NODES = STRAY  # for whose keys there is room behind those of a row that is
 class Tree(DrafterAround):
     """Proposes a small tree of tokens, grown with `inner` where its guesses are most likely to be met.
 
-    `inner` is a `DraftModel`, `FeatureHead`, `ParallelHeads` or `EarlyExit`. A tree has at most `nodes` tokens, of
-    which there may be 128, and `width` children a node; the draft length that the policy asks for is its depth.
+    `inner` is a `DraftModel`, `FeatureHead`, `ParallelHeads`, `EarlyExit` or `SelfDraft`. A tree has at most `nodes`
+    tokens, of which there may be 128, and `width` children a node; the draft length that the policy asks for is its
+    depth.
     `siblings` says how alternatives are chosen: "top" takes the most likely, "sampled" draws them without replacement;
     greedy rows always take the most likely. Either way the text is the target's.
     """
@@ -33,7 +34,7 @@ class Tree(DrafterAround):
         if not isinstance(inner, BranchingDrafter):
             raise InvalidArgument(
                 f"a tree cannot be grown with {type(inner).__name__}, which tells no law behind several guesses at "
-                "once; use DraftModel, FeatureHead, ParallelHeads or EarlyExit"
+                "once; use DraftModel, FeatureHead, ParallelHeads, EarlyExit or SelfDraft"
             )
         if inner.stop_below is not None:
             raise InvalidArgument("stop_below ends a chain early; a tree is bounded by nodes instead: leave it out")
@@ -74,6 +75,7 @@ def with_trees(drafter: Drafter, **settings: Any) -> Drafter:
     if not any(isinstance(part, Tree) for part in grown):
         names = ", ".join(type(part).__name__ for part in parts)
         raise InvalidArgument(
-            f"no tree can be grown with {names}; use a draft model, a trained drafter or an early exit"
+            f"no tree can be grown with {names}; use a draft model, a trained drafter, an early exit (early:N) or the "
+            "target's own weights (self:8)"
         )
     return grown[0] if len(grown) == 1 else Chain(*grown)

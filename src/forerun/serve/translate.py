@@ -232,9 +232,11 @@ def _prediction(body: Generation, model: ServedModel) -> tuple[int, ...]:
         return ()
     if not model.takes_predictions:
         raise refused(
-            "prediction", f"this server drafts with {model.drafter_name!r} alone: start it with --draft lookup,NAME",
+            "prediction",
+            f"this server drafts with {model.drafter_name!r}, which takes none: start it with --draft lookup,NAME and "
+            "without --tree",
             "not_offered",
-        )  # fmt: skip
+        )
     if (asked := body.speculation) is not None and (asked.enabled is False or asked.max_draft_tokens == 0):
         off = "enabled is false" if asked.enabled is False else "max_draft_tokens is 0"
         raise refused("prediction", f"has no use where speculation.{off}: leave one of them out")
