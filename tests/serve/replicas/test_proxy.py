@@ -12,8 +12,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from starlette.responses import PlainTextResponse, StreamingResponse
 from starlette.types import Message, Receive, Scope, Send
 
-from forerun.serve.replicas import pipe
-from forerun.serve.replicas.metrics import merged
+from forerun.serve.replicas import metrics, pipe
+from forerun.serve.replicas.metrics import all_metrics, merged
 from forerun.serve.replicas.proxy import SESSION, ReplicaMiddleware
 
 BODY = json.dumps({"prompt": "abc"}).encode()
@@ -168,3 +168,39 @@ def test_metrics_of_all_replicas_are_one_page() -> None:
     assert text.count("# HELP a_total") == 1
     (family,) = text_string_to_metric_families(text)
     assert {sample.labels["engine"]: sample.value for sample in family.samples} == {"1": 5, "2": 7}
+
+
+class Handle:
+    """Stands for one of Ray: its replicas answer, fail, or keep it waiting."""
+
+    def __init__(self, *answers: bytes | Exception) -> None:
+        self.answers, self.is_late = answers, False
+
+    def broadcast(self, method: str) -> Handle:
+        assert method == "metrics"
+        return self
+
+    async def results_async(self, *, timeout_s: float, return_exceptions: bool = False) -> list[bytes | Exception]:
+        if self.is_late:
+            raise TimeoutError("Timed out waiting for broadcast results.")
+        failed = [answer for answer in self.answers if isinstance(answer, Exception)]
+        if failed and not return_exceptions:
+            raise failed[0]
+        return list(self.answers)
+
+
+def test_a_replica_that_fails_or_hangs_leaves_the_others_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = b'# HELP a_total What.\n# TYPE a_total counter\na_total{engine="%d"} %d.0\n'
+    failing, hanging = Handle(told % (1, 5), RuntimeError("it has ended")), Handle(told % (2, 7), told % (3, 9))
+    monkeypatch.setattr(metrics, "_handles", lambda: [failing, hanging])
+
+    def page() -> tuple[dict[str, float], float]:
+        families = {
+            one.name: one.samples for one in text_string_to_metric_families(asyncio.run(all_metrics()).decode())
+        }
+        (missing,) = families["forerun:metrics_missing"]
+        return {sample.labels["engine"]: sample.value for sample in families["a"]}, missing.value
+
+    assert page() == ({"1": 5, "2": 7, "3": 9}, 1)
+    hanging.is_late = True
+    assert page() == ({"1": 5, "2": 7, "3": 9}, 3), "the last that they told"

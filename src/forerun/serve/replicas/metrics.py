@@ -15,13 +15,31 @@ from prometheus_client.registry import Collector
 from forerun.serve.replicas.names import DEPLOYMENT
 
 SECONDS = 5.0  # that replicas are given to tell
+MISSING = b"""# HELP forerun:metrics_missing Replicas whose metrics are not here, or are the last that they told.
+# TYPE forerun:metrics_missing gauge
+forerun:metrics_missing %d.0
+"""
+_last: dict[Any, list[bytes]] = {}  # what the replicas of each handle told when all of them were in time
 
 
 async def all_metrics() -> bytes:
-    """Of every replica of every application of ours on this cluster."""
+    """Of every replica of every application of ours on this cluster. The page comes without those that fail: it is
+    wanted most when one does."""
     handles = await asyncio.to_thread(_handles)
-    answers = [handle.broadcast("metrics").results_async(timeout_s=SECONDS) for handle in handles]
-    return merged([text for texts in await asyncio.gather(*answers) for text in texts])
+    told = await asyncio.gather(*map(_texts, handles))
+    return merged([*(text for texts, _ in told for text in texts), MISSING % sum(missing for _, missing in told)])
+
+
+async def _texts(handle: Any) -> tuple[list[bytes], int]:
+    """Of the replicas behind one handle, and how many are missing. Ray tells nothing of those that were in time where
+    one was not: then all are missing, and the last texts stand for them."""
+    try:
+        answers = await handle.broadcast("metrics").results_async(timeout_s=SECONDS, return_exceptions=True)
+    except TimeoutError:
+        texts = _last.get(handle, [])
+        return texts, max(1, len(texts))
+    texts = _last[handle] = [answer for answer in answers if isinstance(answer, bytes)]
+    return texts, len(answers) - len(texts)
 
 
 def _handles() -> list[Any]:
