@@ -139,6 +139,16 @@ def test_answers_may_take_longer_than_requests_are_simulated_for() -> None:
     assert waiting.tokens_per_second == pytest.approx(70 * 8192 / 4, rel=0.1)
 
 
+def test_long_answers_are_simulated_for_fewer_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A simulation takes as long as its rounds are many, whatever the context."""
+    monkeypatch.setattr("forerun.plan.simulate.MOST_ROUNDS", 50_000)
+    monkeypatch.setattr("forerun.plan.simulate.LEAST", 20)
+    settings = replace(SETTINGS, rate=0.1, context=8192)
+    simulation = _Simulation(SHAPE, settings, layouts(SHAPE, settings)[-1], Random(0))
+    served = simulation.run().served
+    assert 20 < served < 2000 and served == pytest.approx(50_000 / simulation._rounds, abs=1)
+
+
 def test_more_requests_than_can_be_answered() -> None:
     """Beyond a rate that the formulas give, and not below it, those who come later wait longer."""
     few = replace(SETTINGS, context=400, memory=19.95, rate=1.0)

@@ -86,7 +86,7 @@ def _waiting_table(waits: list[Waiting], settings: DeviceSettings) -> Table:
         for one in waits
     )
     headings = ("layout", "ms to first token", "95 %", "ms a token", "95 %", "tokens/s", "overloaded")
-    return Table(f"{settings.rate:g} requests a second, SIMULATED", headings, rows)
+    return Table(f"{settings.rate:g} requests a second, {waits[0].served} of them SIMULATED", headings, rows)
 
 
 def _advice(found: list[Layout], waits: list[Waiting]) -> str:

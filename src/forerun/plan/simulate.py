@@ -18,6 +18,7 @@ from forerun.plan.devices import DeviceSettings, Layout, ModelShape, pass_second
 OUTPUT_SHARE = 0.25  # of the context is written, the rest is the prompt
 BEFORE = -1.0  # when requests arrived that are there at the beginning: they are not told of
 FEWEST, MOST, SECONDS = 2000, 20000, 30.0  # requests of a simulation: as many as arrive in so long, within bounds
+MOST_ROUNDS, LEAST = 3_000_000, 200  # rounds of all of them, some seconds' work: fewer requests where answers are long
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +81,7 @@ class _Simulation:
     def run(self) -> Waiting:
         rate, steady = self._rate, self.steady_rows
         time, arrivals = 0.0, []
-        for _ in range(min(max(FEWEST, int(SECONDS * rate)), MOST)):
+        for _ in range(self._requests):
             time += self.draws.expovariate(rate)
             arrivals.append(time)
         for moment in arrivals:
@@ -94,6 +95,11 @@ class _Simulation:
             else:
                 self._end_round(now, number, now <= arrivals[-1])
         return self._told(arrivals[-1], steady is None)
+
+    @property
+    def _requests(self) -> int:
+        asked = min(max(FEWEST, int(SECONDS * self._rate)), MOST)
+        return min(asked, max(LEAST, int(MOST_ROUNDS / self._rounds)))
 
     @property
     def _rate(self) -> float:
