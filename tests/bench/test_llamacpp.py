@@ -149,7 +149,7 @@ def test_what_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (["--peer", "llama.cpp", "--llama-server", "/nothing/here"], "/nothing/here"),
         (["--llama-server", "x"], "--peer"),
         (["--peer", "vllm"], "llama.cpp"),
-        (["--prompt-lengths", "1"], "prompt_lengths"),
+        (["--prompt-lengths", "1"], "--prompt-lengths 1"),
     ],
 )
 def test_what_cannot_be_compared_is_refused(model: Path, arguments: list[str], message: str) -> None:

@@ -285,10 +285,10 @@ def test_slices_together_write_what_one_process_writes(tmp_path: Path, target: s
     ("arguments", "message"),
     [
         ((), "--prompts"),
-        (("--slice", "2/2"), "slice='2/2'"),
-        (("--slice", "x"), "slice='x'"),
+        (("--slice", "2/2"), "--slice '2/2'"),
+        (("--slice", "x"), "--slice 'x'"),
         (("--temperatures", "0,hot"), "--temperatures"),
-        (("--disk-budget", "much"), "disk_budget='much'"),
+        (("--disk-budget", "much"), "--disk-budget 'much'"),
     ],
 )
 def test_mistakes_are_one_line(tmp_path: Path, target: str, arguments: tuple[str, ...], message: str) -> None:

@@ -80,6 +80,7 @@ def in_options(message: str, params: Iterable[click.Parameter]) -> str:
     """`max_length=40: ...` as `--max-length 40: ...`, wherever it is an option of the command.
 
     A name right behind a colon, a comma, a dot or `Class(` is left as it is: a rule's values, or Python to be written.
+    So is the last word of a longer name, `files of the model=`.
     """
     options = {param.name: param for param in params if isinstance(param, click.Option)}
 
@@ -98,7 +99,7 @@ def in_options(message: str, params: Iterable[click.Parameter]) -> str:
 
 
 _GIVEN = re.compile(
-    r"(?<![\w.:,'-])(?<!\w\()(?P<name>[a-z_]+)="
+    r"(?<![\w.:,'-])(?<!\w\()(?<!\bthe )(?P<name>[a-z_]+)="
     r"(?:[(\[](?P<several>[\d., ]+)[)\]]|(?P<flag>True|False)\b|(?=\S))"
 )
 
