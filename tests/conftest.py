@@ -28,7 +28,6 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("dist", "no") != "no":
         return  # its workers come here, too
     gc.disable()  # what is imported until all tests are collected is no garbage
-    compiling.compile_share(config)
     import torch
 
     from support import interpreter as _first  # noqa: F401  before anything that imports Triton
@@ -104,14 +103,6 @@ def whole_models() -> Iterator[None]:
     yield
     changed = sorted(set(disturbed_models(replaced=True)) - set(before))
     assert not changed, f"this file replaced weights of shared models, copy them first: {changed}"
-
-
-@pytest.fixture(autouse=True, scope="module")
-def young_objects() -> None:
-    """What earlier files have left, models and compiled code for the most part, stays as well: looking through it at
-    every collection that a test asks for takes longer than the test."""
-    gc.collect()
-    gc.freeze()
 
 
 @pytest.fixture(scope="session")

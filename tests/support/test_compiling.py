@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from support.compiling import compile_share
-
 pytest.importorskip("numba")
 
 KERNEL = """
@@ -70,26 +68,3 @@ def test_a_kernel_is_compiled_once(way: str, tmp_path: Path, monkeypatch: pytest
         one.stdin.flush()
     compiled = [int(one.communicate(timeout=600)[0]) for one in both]
     assert sum(compiled) == 2 if way == "in turns" else min(compiled) > 0
-
-
-def test_workers_share_the_files_of_a_fresh_clone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pytestconfig: pytest.Config
-) -> None:
-    monkeypatch.setattr(sys, "dont_write_bytecode", False)
-    monkeypatch.setattr(sys, "pycache_prefix", None)
-    monkeypatch.setenv("PYTEST_XDIST_WORKER_COUNT", "2")
-    for name in ("src/one.py", "src/two.py", "tests/support.py", "tests/test_it.py"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text("assert True\n", encoding="utf-8")
-
-    def made(worker: str) -> set[str]:
-        before = set(tmp_path.rglob("*.pyc"))
-        monkeypatch.setenv("PYTEST_XDIST_WORKER", worker)
-        compile_share(pytestconfig, tmp_path)
-        return {
-            file.name.replace(f".{sys.implementation.cache_tag}", "") for file in {*tmp_path.rglob("*.pyc")} - before
-        }
-
-    assert made("gw0") == {"one.pyc", "support.pyc"}
-    assert made("gw1") == {"two.pyc", f"test_it-pytest-{pytest.__version__}.pyc"}, "as pytest names it"
-    assert made("gw0") == made("gw1") == set(), "they are there"
