@@ -73,6 +73,8 @@ def parsed(*arguments: str, **changes: Any) -> Example:
         ("speed=3: too fast", "speed=3: too fast"),
         ("bent:seed=3,steps=4", "bent:seed=3,steps=4"),
         ("give Example(seed=3), quiet=False, other.seed=3", "give Example(seed=3), quiet=False, other.seed=3"),
+        ("add steps=, or files of the colour='red'", "add steps=, or files of the colour='red'"),
+        ("'runs/seed=3/model' and http://x?seed=3&steps=4", "'runs/seed=3/model' and http://x?seed=3&steps=4"),
     ),
 )
 def test_errors_name_options_as_they_are_typed(message: str, told: str) -> None:

@@ -80,7 +80,7 @@ def in_options(message: str, params: Iterable[click.Parameter]) -> str:
     """`max_length=40: ...` as `--max-length 40: ...`, wherever it is an option of the command.
 
     A name right behind a colon, a comma, a dot or `Class(` is left as it is: a rule's values, or Python to be written.
-    So is the last word of a longer name, `files of the model=`.
+    So is a part of a user's path, and the last word of a longer name, `files of the model=`.
     """
     options = {param.name: param for param in params if isinstance(param, click.Option)}
 
@@ -99,8 +99,8 @@ def in_options(message: str, params: Iterable[click.Parameter]) -> str:
 
 
 _GIVEN = re.compile(
-    r"(?<![\w.:,'-])(?<!\w\()(?<!\bthe )(?P<name>[a-z_]+)="
-    r"(?:[(\[](?P<several>[\d., ]+)[)\]]|(?P<flag>True|False)\b|(?=\S))"
+    r"(?<![\w.:,'/?&=\\-])(?<!\w\()(?<!\bthe )(?P<name>[a-z_]+)="
+    r"(?:[(\[](?P<several>[\d., ]+)[)\]]|(?P<flag>True|False)\b|(?=[^\s,;:)]))"
 )
 
 
