@@ -7,23 +7,26 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from transformers import AutoModelForCausalLM
 
 import forerun
-from forerun.drafters import self_draft
+from forerun.drafters import EarlyExit, FeatureHead, self_draft
+from forerun.drafters.model_folder import cut_head
 from forerun.errors import InvalidArgument, UnsupportedModel
+from support.heads import head_of
 from support.tiny import tiny_model
 
 PROMPTS = [[5, 6, 7, 8, 5, 6, 7], [9, 3]]
 
 
-def spread(folder: Path, place: str, embedding: str = "cpu") -> Any:
+def spread(folder: Path, place: str, embedding: str = "cpu", head: str = "cpu") -> Any:
     """The model of a folder with its second layer at `place`."""
     pytest.importorskip("accelerate")
     return AutoModelForCausalLM.from_pretrained(
         folder,
         device_map={"model.embed_tokens": embedding, "model.layers.0": "cpu", "model.layers.1": place,
-                    "model.norm": "cpu", "model.rotary_emb": "cpu", "lm_head": "cpu"},
+                    "model.norm": "cpu", "model.rotary_emb": "cpu", "lm_head": head},
         offload_folder=folder / "offload",
     )  # fmt: skip
 
@@ -89,6 +92,41 @@ def test_a_copy_of_offloaded_weights_is_refused(folder: Path, monkeypatch: pytes
     monkeypatch.setattr(self_draft, "_promise", lambda stored: 2.0)
     assert self_draft.unasked(tiny_model("llama")) is not None
     assert self_draft.unasked(model) is None
+
+
+def test_an_early_exit_of_a_model_with_hooks_is_refused(folder: Path) -> None:
+    """accelerate's forward is bound to the whole target: a copy of fewer layers would run them all."""
+    with pytest.raises(InvalidArgument, match="EarlyExit: LlamaForCausalLM has a forward of its own"):
+        forerun.SpeculativeDecoder(spread(folder, "disk"), EarlyExit(1))
+
+
+def test_an_early_exit_beside_offloaded_layers() -> None:
+    """Hooks on the layers alone leave the path to them as it was."""
+    accelerate = pytest.importorskip("accelerate")
+    model = copy.deepcopy(tiny_model("llama"))
+    accelerate.cpu_offload(model.model.layers[1], execution_device="cpu")
+    ours, whole = (
+        forerun.SpeculativeDecoder(one, EarlyExit(1), policy=3, strict=True).generate(PROMPTS, max_new_tokens=8)
+        for one in (model, tiny_model("llama"))
+    )
+    assert ours.new_tokens == whole.new_tokens
+    assert ours.stats.num_accepted_tokens == whole.stats.num_accepted_tokens < whole.stats.num_draft_tokens
+
+
+def test_a_head_on_the_disk_is_no_drafter_s(tmp_path: Path) -> None:
+    """Its weight is on the meta device: a product with it is whatever memory held, and no error."""
+    whole = tiny_model("llama", tie_word_embeddings=False)
+    whole.save_pretrained(tmp_path)
+    model, drafter = spread(tmp_path, "cpu", head="disk"), FeatureHead(head_of(whole))
+    with pytest.raises(InvalidArgument, match=r"the target's head, which is offloaded .* a device_map that keeps"):
+        forerun.SpeculativeDecoder(model, drafter)
+    with pytest.raises(InvalidArgument, match="the target's head, which is offloaded"):
+        cut_head(model.lm_head, torch.tensor([1, 2]))
+    ours, theirs = (
+        forerun.SpeculativeDecoder(*pair, policy=3).generate(PROMPTS, max_new_tokens=8, temperature=0)
+        for pair in ((model, "lookup"), (whole, drafter))
+    )
+    assert ours.new_tokens == theirs.new_tokens
 
 
 def test_an_embedding_on_the_disk_is_refused(folder: Path) -> None:

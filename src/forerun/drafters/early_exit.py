@@ -55,6 +55,11 @@ def shallow(model: PreTrainedModel, num_layers: int) -> PreTrainedModel:
 
 def _twin(module: Any, config: Any) -> Any:
     """A copy of one module object that shares its parameters and children but not its list of children."""
+    if "forward" in module.__dict__:  # it is bound to the module itself, so the copy would run all layers
+        raise InvalidArgument(
+            f"EarlyExit: {type(module).__name__} has a forward of its own, put there by accelerate, say, and "
+            "that runs all layers; load the target whole, or use another drafter, such as PromptLookup()"
+        )
     twin = copy.copy(module)
     twin.__dict__ = dict(module.__dict__)
     twin._modules = dict(module._modules)

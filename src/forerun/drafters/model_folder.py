@@ -12,6 +12,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from forerun.errors import InvalidArgument
 from forerun.loading.drafter_folder import DRAFT_VOCABULARY, DrafterManifest, load_drafter
+from forerun.models.offloaded import refuse_offloaded_head
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,7 @@ class ModelFolder(ABC):
 
 def cut_head(head: nn.Linear, ids: Tensor) -> nn.Linear:
     """The rows of a head that speak of `ids`."""
+    refuse_offloaded_head(head)
     small = nn.Linear(head.in_features, len(ids), bias=head.bias is not None, device="meta")
     small.weight = nn.Parameter(head.weight.detach()[ids], requires_grad=False)
     if head.bias is not None:

@@ -22,6 +22,7 @@ from forerun.loading.drafter_folder import DRAFT_VOCABULARY, build, check_target
 from forerun.math.attention import Form
 from forerun.models.bodies.merging import merged
 from forerun.models.draft_head import DraftHead, check_plain
+from forerun.models.offloaded import refuse_offloaded_head
 from forerun.models.scorer import PREFILL_TOKENS, Scorer
 from forerun.models.sharded import refuse_parts_of_sharded
 from forerun.types import DraftContext
@@ -68,6 +69,7 @@ class Trunk:
         check_target(self.made_for, target.model)
         refuse_parts_of_sharded("a drafter on features", target.model)
         check_plain(target.model)
+        refuse_offloaded_head(target.model.get_output_embeddings())
         self._weight = self._draft_head(target)
         if self._ear is not None:
             self._ear()

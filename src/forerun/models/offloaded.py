@@ -7,12 +7,23 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from forerun.errors import InvalidArgument
+
 
 def weights_map(module: nn.Module) -> Mapping[str, Tensor] | None:
     """What a module's own weights are fetched from, by name; None where they lie in the module."""
     hook: Any = module.__dict__.get("_hf_hook")
     hooks = getattr(hook, "hooks", (hook,))
     return next((one.weights_map for one in hooks if getattr(one, "offload", False)), None)
+
+
+def refuse_offloaded_head(head: nn.Module) -> None:
+    """Raise where a drafter would multiply with a head that is not there: a product with it is whatever memory held."""
+    if any(weight.is_meta for weight in head.parameters()):
+        raise InvalidArgument(
+            "the drafter multiplies with the target's head, which is offloaded to the CPU or the disk; load the target "
+            "with a device_map that keeps its head where it is used, or use another drafter, such as PromptLookup()"
+        )
 
 
 def fetched(model: nn.Module) -> Iterator[Tensor]:
