@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from click.testing import CliRunner
-from transformers import WhisperFeatureExtractor, WhisperProcessor
+from transformers import LEDConfig, LEDForConditionalGeneration, WhisperFeatureExtractor, WhisperProcessor
 
 from forerun import kernels
 from forerun.cli import doctor_cpu
@@ -32,8 +32,12 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache"
 
 
+def _on_the_cpu(arguments: tuple[str, ...]) -> tuple[str, ...]:
+    return (*arguments, "--device", "cpu") if "--model" in arguments else arguments
+
+
 def whole_report(*arguments: str) -> dict[str, Any]:
-    result = CliRunner().invoke(cli, ["doctor", "--json", "--device", "cpu", *arguments])
+    result = CliRunner().invoke(cli, ["doctor", "--json", *_on_the_cpu(arguments)])
     assert result.exit_code == 0, result.output
     found: dict[str, Any] = json.loads(result.output)
     return found
@@ -45,7 +49,7 @@ def report(*arguments: str) -> dict[str, Any]:
 
 
 def table(*arguments: str) -> str:
-    result = CliRunner().invoke(cli, ["doctor", "--device", "cpu", *arguments], env={"COLUMNS": "220"})
+    result = CliRunner().invoke(cli, ["doctor", *_on_the_cpu(arguments)], env={"COLUMNS": "220"})
     assert result.exit_code == 0, result.output
     return result.output
 
@@ -121,6 +125,26 @@ def test_a_model_behind_an_encoder_is_described(tmp_path: Path, monkeypatch: pyt
     found = whole_report("--model", whisper)
     assert found["layers"] == "by its modules, on cpu: kernels are off" and found["self_check"]
     assert "by its modules, on cpu: kernels are off" in table("--model", whisper)
+
+
+@pytest.mark.parametrize("family", ["mamba", "led"])
+def test_a_model_that_is_refused_is_reported(family: str, tmp_path: Path) -> None:
+    """With the reason, in a report that says all the rest."""
+    config = LEDConfig(vocab_size=258, d_model=16, encoder_layers=1, decoder_layers=1, attention_window=4)
+    model = tiny_model("mamba", vocab=258) if family == "mamba" else LEDForConditionalGeneration(config)
+    folder = save(tmp_path / family, model)
+    found = whole_report("--model", folder)
+    assert found["self_check"].startswith("refused: ") and found["weights"] == "plain float32"
+    described = [found["layers"], (found["cpu_kernels"]["model"] or {}).get("why")]
+    if family == "led" or kernels.why_not_numba() is None:
+        assert found["self_check"] in described
+    assert "refused: " in table("--model", folder)
+
+
+def test_a_device_without_a_model_is_refused() -> None:
+    """Nothing is run there, so that it would be ignored."""
+    result = CliRunner().invoke(cli, ["doctor", "--device", "cuda:7"])
+    assert result.exit_code == 2 and "--device 'cuda:7' says where --model is run" in result.output
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU, which is taken")

@@ -12,6 +12,7 @@ import click
 from forerun.cli.doctor_cpu import CpuKernels, examine_cpu, lines
 from forerun.cli.options import OTHER, GroupedCommand, options_from
 from forerun.config import ModelSettings, cache_folder, is_offline
+from forerun.errors import UnsupportedModel
 from forerun.version import __version__, installed_version
 
 if TYPE_CHECKING:
@@ -113,7 +114,10 @@ def _layers(model: PreTrainedModel) -> str:
     from forerun.models.bodies.choose import why_modules
     from forerun.models.seq2seq import scorer_of
 
-    scorer = scorer_of(model)
+    try:
+        scorer = scorer_of(model)
+    except UnsupportedModel as why:
+        return f"refused: {why}"
     if scorer.is_fused:
         return f"fused, on {model.device}"
     return f"by its modules, on {model.device}: {why_modules(model, scorer.kernels)}"
@@ -224,6 +228,8 @@ def _yes(fact: bool) -> str:
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def doctor(model: str | None, device: str | None, as_json: bool) -> None:
     """Say what is installed and what will be used. Without --model no model is loaded and nothing is timed."""
+    if device is not None and model is None:
+        raise click.UsageError(f"--device {device!r} says where --model is run; name a model with --model")
     report = examine(model, device)
     if as_json:
         click.echo(json.dumps(asdict(report), indent=2))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from forerun import kernels
 from forerun.config import Kernels
 from forerun.config import kernels as setting
+from forerun.errors import UnsupportedModel
 from forerun.processes import usable_cores
 
 if TYPE_CHECKING:
@@ -77,7 +78,10 @@ def examine_cpu(name: str | None = None, model: PreTrainedModel | None = None) -
         return CpuKernels(setting(), False, f"{reason}; {BRINGS}", count, _why(count), None, None, [], [], known)
     from forerun.kernels.cpu import measured, threads
 
-    asked = None if model is None else _of_model(str(name), model)
+    try:
+        asked = None if model is None else _of_model(str(name), model)
+    except UnsupportedModel as why:
+        asked = ModelKernels(str(name), False, f"refused: {why}", None, 0)
     count = threads.most_threads()
     return CpuKernels(
         setting=setting(),
