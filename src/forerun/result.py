@@ -84,9 +84,9 @@ class GenerateResult:
         return float("inf") if mean is None else -mean
 
 
-def decode_text(tokenizer: Any, tokens: Iterable[int]) -> str:
-    """Tokens as text, without special ones and without tidying."""
-    text: str = tokenizer.decode(list(tokens), **decode_settings(tokenizer, skip_special=True))
+def decode_text(tokenizer: Any, tokens: Iterable[int], skip_special: bool = True) -> str:
+    """Tokens as text, without special ones unless they are wanted, and without tidying."""
+    text: str = tokenizer.decode(list(tokens), **decode_settings(tokenizer, skip_special))
     return text
 
 

@@ -21,11 +21,12 @@ class StreamDecoder:
     `decode_text`, but for bytes that are no character. Where those follow a character that is written in bytes as well,
     some tokenizers give up that character too; here it is out by then, and stays.
 
-    With `context` the sequence goes on from those tokens, whose own text does not come out.
+    With `context` the sequence goes on from those tokens, whose own text does not come out. Special tokens are written
+    out where they are not to be skipped.
     """
 
-    def __init__(self, tokenizer: Any, context: Sequence[int] = ()) -> None:
-        self._decode, self._is_joined = decoder_of(tokenizer), joins_bytes(tokenizer)
+    def __init__(self, tokenizer: Any, context: Sequence[int] = (), skip_special: bool = True) -> None:
+        self._decode, self._is_joined = decoder_of(tokenizer, skip_special), joins_bytes(tokenizer)
         self.tokens: list[int] = []
         self._window = self._end_of(context)
         self._done = len(self._window)  # tokens of the window whose text is out ...
@@ -109,6 +110,10 @@ class StreamDecoder:
         """Whether it has no text anywhere: twice in a row, one of them is not the first of a sequence."""
         return not self._decode([token, token])
 
+    def with_text(self) -> list[int]:
+        """What of the window is not silent: at first, the context of one that writes special tokens out."""
+        return [token for token in self._window if not self.is_silent(token)]
+
     def _end_of(self, context: Sequence[int]) -> list[int]:
         """As much of it as has text, whole characters if there are: what the first new token follows."""
         size = LEAST_CONTEXT
@@ -120,15 +125,15 @@ class StreamDecoder:
         return list(context[-size:])
 
 
-def decoder_of(tokenizer: Any) -> Callable[[list[int]], str]:
-    """What `decode_text` does with this tokenizer.
+def decoder_of(tokenizer: Any, skip_special: bool = True) -> Callable[[list[int]], str]:
+    """What `decode_text` does with this tokenizer, which may write special tokens out.
 
     Where that is a call of the library behind it and nothing else, that call: the way there takes five times as long,
     and a server goes it for every round of every stream.
     """
     if not _is_librarys(tokenizer):
-        return partial(decode_text, tokenizer)
-    return partial(tokenizer.backend_tokenizer.decode, skip_special_tokens=True)
+        return partial(decode_text, tokenizer, skip_special=skip_special)
+    return partial(tokenizer.backend_tokenizer.decode, skip_special_tokens=skip_special)
 
 
 def joins_bytes(tokenizer: Any) -> bool:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import random
+from typing import Any
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -11,7 +14,7 @@ from forerun.engine.stops import StopRule
 from forerun.result import decode_text
 from forerun.serve.answer_text import AnswerText
 from forerun.types import Origin
-from support.folders import byte_tokenizer
+from support.folders import byte_tokenizer, sentencepiece_tokenizer
 
 TOKENIZER = byte_tokenizer()
 END = 0  # <|end|>
@@ -28,8 +31,10 @@ def rounds_of(tokens: list[int], sizes: list[int]) -> list[Progress]:
     return rounds
 
 
-def sent(tokens: list[int], sizes: list[int], stops: list[str], num_unstopped: int = 0) -> tuple[list[str], bool]:
-    text, parts = AnswerText(TOKENIZER, stops, frozenset({END}), num_unstopped=num_unstopped), []
+def sent(
+    tokens: list[int], sizes: list[int], stops: list[str], num_unstopped: int = 0, tokenizer: Any = TOKENIZER
+) -> tuple[list[str], bool]:
+    text, parts = AnswerText(tokenizer, stops, frozenset({END}), num_unstopped=num_unstopped), []
     for progress in rounds_of(tokens, sizes):
         parts.append("".join(piece.text for piece in text.push(progress)))
         if text.has_stopped:
@@ -120,3 +125,66 @@ def test_special_tokens_count_as_they_are_written(
     whole = "".join(part for part in parts if isinstance(part, str))
     told, stopped = sent(tokens[:kept], sizes, stops)
     assert ("".join(told), stopped) == (whole if shown is None else shown, shown is not None)
+
+
+SPACED = sentencepiece_tokenizer()
+FIRST_SPACED = sentencepiece_tokenizer(scheme="metaspace")
+
+
+@pytest.mark.parametrize("tokenizer", (TOKENIZER, SPACED, FIRST_SPACED), ids=("bytes", "strip", "metaspace"))
+def test_stops_are_found_where_the_engine_finds_them(tokenizer: Any) -> None:
+    """And nothing of them is sent, though the decoder may take the first space, or write special tokens apart."""
+    source = random.Random(3)
+    plain = tokenizer("a b ab c", add_special_tokens=False).input_ids
+    special = sorted(set(tokenizer.all_special_ids))
+    for _ in range(600):
+        tokens = source.choices([*plain, *special], k=source.randint(1, 8))
+        whole = tokenizer.decode(tokens, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        start = source.randrange(max(len(whole), 1))
+        stop, least = whole[start : start + source.randint(1, 8)] or "a", source.choice([0, 0, 2, 4])
+        request = Request(
+            prompt=(5,), max_new_tokens=99, stop_strings=(stop,), stops_in_prompt=False, min_new_tokens=least,
+            stops_early=False,
+        )  # fmt: skip
+        kept, reason = StopRule(request, 99, tokenizer).cut([], tokens)
+        parts, stopped = sent(tokens[:kept], [source.randint(1, 3)], [stop], least, tokenizer)
+        case = tokenizer.convert_ids_to_tokens(tokens), stop, least, parts
+        assert stopped == (reason is not None), case
+        shown = decode_text(tokenizer, tokens[:kept])
+        if not stopped:
+            assert "".join(parts) == shown, case
+        elif not least:  # the stop string is the first there is
+            written = tokenizer.decode(tokens[:kept], skip_special_tokens=False, clean_up_tokenization_spaces=False)
+            taken = len(without_special(tokenizer, written)) - len(shown)  # the first space, where there is one
+            assert "".join(parts) == without_special(tokenizer, written[: written.find(stop)])[taken:], case
+
+
+def without_special(tokenizer: Any, written: str) -> str:
+    """Less a special token that is cut in two, too; plain text has no "<"."""
+    for name in tokenizer.all_special_tokens:
+        written = written.replace(name, "")
+    return written.partition("<")[0]
+
+
+@pytest.mark.parametrize(("stop", "shown"), ((" b", ""), ("b", ""), ("</s> b", ""), (" c", "b"), ("c", "b ")))
+def test_a_space_that_is_not_sent_counts_in_stop_strings(stop: str, shown: str) -> None:
+    """The engine reads "</s> b c"; sent is "b c"."""
+    tokens = [SPACED.eos_token_id, *SPACED("b c", add_special_tokens=False).input_ids]
+    parts, stopped = sent(tokens, [1], [stop], tokenizer=SPACED)
+    assert ("".join(parts), stopped) == (shown, True)
+
+
+@pytest.mark.parametrize(("stop", "shown"), (("b", " "), ("c", " b "), (" b", "")))
+@pytest.mark.parametrize("ends", (0, 1, 9))
+def test_the_space_behind_a_prompt_counts_in_stop_strings(ends: int, stop: str, shown: str) -> None:
+    """It is sent, whatever special tokens the prompt ends with; the engine, which reads the answer alone, goes on."""
+    context, tokens = (SPACED(words, add_special_tokens=False).input_ids for words in ("a", "b c"))
+    text = AnswerText(SPACED, (stop,), context=[*context, *[SPACED.eos_token_id] * ends])
+    assert "".join(piece.text for piece in text.push_all(rounds_of(tokens, [1]))) == shown and text.has_stopped
+
+
+def test_behind_special_tokens_alone_no_space_counts_in_stop_strings() -> None:
+    """None is sent, and the engine reads none."""
+    text = AnswerText(SPACED, (" b",), context=[SPACED.bos_token_id])
+    pieces = text.push_all(rounds_of(SPACED("b c", add_special_tokens=False).input_ids, [1]))
+    assert "".join(piece.text for piece in [*pieces, *text.finish()]) == "b c" and not text.has_stopped

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 from forerun.engine.row import TokenLogprob
-from forerun.engine.stops import decode_settings
 from forerun.serve.backend import Gained
 from forerun.text import StreamDecoder
 from forerun.types import Origin
@@ -52,7 +50,8 @@ class AnswerText:
         self.by_token = by_token or bool(stops)  # of a piece across the beginning of a stop string nothing is sent
         self.has_stopped = False  # at a stop string, which is cut off
         self._text = StreamDecoder(tokenizer, context)
-        self._written = partial(tokenizer.decode, **decode_settings(tokenizer, skip_special=False))
+        # As a sequence of its own: behind a special token that opens it, a space is written that is not sent.
+        self._written = StreamDecoder(tokenizer, self._text.with_text(), skip_special=False) if stops else None
         self._held: list[tuple[Piece, str]] = []  # with what stop strings are looked for in
         self._num_unstopped = num_unstopped
         self._safe = 0  # characters that are held of those tokens: no stop string ends among them
@@ -75,7 +74,7 @@ class AnswerText:
         names = [origin.value for origin in progress.origins]
         for token, origin, logprob in zip(progress.tokens, names, logprobs, strict=True):
             text = self._text.push(token)
-            written = self._written([token]) if self.stops and not text and self._text.is_silent(token) else text
+            written = text if self._written is None else self._written.push(token)
             if len(self._text.tokens) <= self._num_unstopped:
                 self._safe += len(written)
             self._held.append((Piece(text, token, origin, logprob, is_end=not text and token in self.hidden), written))
@@ -86,7 +85,8 @@ class AnswerText:
         if self.has_stopped:
             return []
         if rest := self._text.finish():  # bytes that never became a character
-            self._held.append((Piece(rest, self._text.tokens[-1], PLAIN, is_token=False), rest))
+            written = rest if self._written is None else self._written.finish()
+            self._held.append((Piece(rest, self._text.tokens[-1], PLAIN, is_token=False), written))
         ready = self._release()
         held, self._held = self._held, []
         return [*ready, *_told(held)]
@@ -101,7 +101,10 @@ class AnswerText:
         return self._take(len(text) - overlap(text, self.stops))
 
     def _take(self, end: int, cut: bool = False) -> list[Piece]:
-        """Pieces that lie before `end`; the one across it stays, or is `cut` there and the rest dropped."""
+        """Pieces that lie before `end`; the one across it stays, or is `cut` there and the rest dropped.
+
+        What is sent of a token and what is written of it end alike; a first space may be in one of them alone.
+        """
         number, place = 0, 0
         for _, written in self._held:
             if place + len(written) > end:
@@ -109,9 +112,11 @@ class AnswerText:
             place += len(written)
             number += 1
         taken, rest = self._held[:number], self._held[number:]
-        if cut and rest and place < end:
+        if cut and rest:
             piece, written = rest[0]
-            taken.append((replace(piece, text=piece.text[: end - place]), written))
+            text = piece.text[: max(len(piece.text) - len(written) + end - place, 0)]
+            if text or place < end:
+                taken.append((replace(piece, text=text), written))
         self._held, self._safe = [] if cut else rest, max(self._safe - place, 0)
         return _told(taken)
 
