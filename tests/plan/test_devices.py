@@ -6,11 +6,13 @@ import json
 from dataclasses import replace
 from random import Random
 from statistics import mean
+from typing import Any
 
 import pytest
 import torch
 from click.testing import CliRunner
 from transformers import (
+    AutoConfig,
     AutoModelForCausalLM,
     DeepseekV3Config,
     FalconConfig,
@@ -24,6 +26,7 @@ from forerun.cli.main import cli
 from forerun.errors import InvalidArgument
 from forerun.plan.devices import DeviceSettings, ModelShape, collective_seconds, layouts, pass_seconds
 from forerun.plan.simulate import _Simulation, simulate
+from support.pinned import needs_pinned_transformers
 
 SHAPE = ModelShape(
     weights=70_000_000_000, stored=71_000_000_000, layers=80, width=8192, heads=64, key_heads=8,
@@ -59,6 +62,22 @@ def test_latents_lie_on_every_device() -> None:
     assert shape.key_bytes == shape.key_bytes_each(8) == 2 * (512 + 64) * 2
     whole, *_, most = layouts(shape, replace(SETTINGS, rows=1))
     assert most.key_tokens < 1.1 * whole.key_tokens, "more room where fewer weights lie, and no less for a token"
+
+
+@needs_pinned_transformers
+@pytest.mark.parametrize(("family", "experts"), [
+    ("hunyuan_v1_moe", {"num_experts": 8, "moe_topk": [1, 3]}),  # layer by layer
+    ("gemma4_text", {"num_experts": 8, "top_k_experts": 2, "enable_moe_block": True, "moe_intermediate_size": 96,
+                     "global_head_dim": 16}),
+    ("aria_text", {"moe_num_experts": 8, "moe_topk": 2}),
+])  # fmt: skip
+def test_experts_by_other_names(family: str, experts: dict[str, Any]) -> None:
+    """A token is sent to two of eight, on average."""
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
+             "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 100}  # fmt: skip
+    shape = outline(AutoConfig.for_model(family, **sizes, **experts))
+    assert shape.expert_weights == 2 * 8 * 3 * 64 * 96
+    assert shape.weights - shape.weights_met() == shape.expert_weights * 6 / 8
 
 
 def test_a_token_meets_the_experts_that_it_is_sent_to() -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from statistics import fmean
 from typing import Any
 
 from torch import nn
 
 CHOOSING = ("Router", "Gating", "Gate")  # how the names of routers' classes end
 COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")  # as configurations call it
+CHOSEN = ("num_experts_per_tok", "top_k_experts", "moe_topk")  # likewise: those that a token is sent to
 EXPERTS = 3  # dimensions of a tensor that holds a matrix of each expert
 
 
@@ -46,6 +48,8 @@ def share_of_experts(module: nn.Module) -> float:
     if config is None:
         return 1.0
     config = config.get_text_config(decoder=True)
-    held = [number for name in COUNTS if (number := getattr(config, name, None))]
-    used = getattr(config, "num_experts_per_tok", None)
-    return used / held[0] if held and used else 1.0
+    held, used = ([number for name in names if (number := getattr(config, name, None))] for names in (COUNTS, CHOSEN))
+    if not held or not used:
+        return 1.0
+    chosen = fmean(used[0]) if isinstance(used[0], list) else used[0]  # a list has an entry for each layer
+    return float(chosen / held[0])
