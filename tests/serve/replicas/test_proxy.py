@@ -174,22 +174,26 @@ class Handle:
     """Stands for one of Ray: its replicas answer, fail, or keep it waiting."""
 
     def __init__(self, *answers: bytes | Exception) -> None:
-        self.answers, self.is_late = answers, False
+        self.answers = answers
+        self.fault: Exception | None = None  # of the broadcast itself
 
     def broadcast(self, method: str) -> Handle:
         assert method == "metrics"
         return self
 
     async def results_async(self, *, timeout_s: float, return_exceptions: bool = False) -> list[bytes | Exception]:
-        if self.is_late:
-            raise TimeoutError("Timed out waiting for broadcast results.")
+        if self.fault is not None:
+            raise self.fault
         failed = [answer for answer in self.answers if isinstance(answer, Exception)]
         if failed and not return_exceptions:
             raise failed[0]
         return list(self.answers)
 
 
-def test_a_replica_that_fails_or_hangs_leaves_the_others_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("fault", (TimeoutError("too late"), RuntimeError("no replicas")), ids=repr)
+def test_a_replica_that_fails_or_hangs_leaves_the_others_metrics(
+    fault: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
     told = b'# HELP a_total What.\n# TYPE a_total counter\na_total{engine="%d"} %d.0\n'
     failing, hanging = Handle(told % (1, 5), RuntimeError("it has ended")), Handle(told % (2, 7), told % (3, 9))
     monkeypatch.setattr(metrics, "_handles", lambda: [failing, hanging])
@@ -202,5 +206,5 @@ def test_a_replica_that_fails_or_hangs_leaves_the_others_metrics(monkeypatch: py
         return {sample.labels["engine"]: sample.value for sample in families["a"]}, missing.value
 
     assert page() == ({"1": 5, "2": 7, "3": 9}, 1)
-    hanging.is_late = True
+    hanging.fault = fault
     assert page() == ({"1": 5, "2": 7, "3": 9}, 3), "the last that they told"

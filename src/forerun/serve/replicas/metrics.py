@@ -32,10 +32,10 @@ async def all_metrics() -> bytes:
 
 async def _texts(handle: Any) -> tuple[list[bytes], int]:
     """Of the replicas behind one handle, and how many are missing. Ray tells nothing of those that were in time where
-    one was not: then all are missing, and the last texts stand for them."""
+    one was not, and raises where there is none: then all are missing, and the last texts stand for them."""
     try:
         answers = await handle.broadcast("metrics").results_async(timeout_s=SECONDS, return_exceptions=True)
-    except TimeoutError:
+    except Exception:  # of Ray's kinds, too
         texts = _last.get(handle, [])
         return texts, max(1, len(texts))
     texts = _last[handle] = [answer for answer in answers if isinstance(answer, bytes)]
