@@ -237,6 +237,22 @@ def test_a_budget_bounds_rows_in_one_piece() -> None:
     assert held.num_slots * held.capacity <= 128
 
 
+def test_usage_counts_every_row_as_long_as_the_longest() -> None:
+    """What is left is what `has_room` gives: one long row leaves short ones no room to speak of."""
+    cache = RaggedCache(120)
+    assert cache.usage == 0 and RaggedCache().usage is None
+    for row, length in enumerate((30, 1, 1)):
+        cache.admit(row)
+        cache.extend([row], [length])
+    assert cache.usage == 90 / 120 and cache.has_room({}, NewRow((), None, 30))
+    cache.admit(3)
+    assert cache.usage == 1 and not cache.has_room({}, NewRow((), None, 1))
+    for row in (3, 2, 1):
+        cache.release(row)
+    cache.extend([0], [100])
+    assert cache.usage == 1, "a row that is alone may go beyond it"
+
+
 def test_bookkeeping() -> None:
     cache = RaggedCache()
     cache.admit(7)

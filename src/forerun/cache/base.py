@@ -117,9 +117,9 @@ class KeyValueCache(ABC):
         """Keys of all rows together that there may be; None where nothing bounds them."""
 
     @property
+    @abstractmethod
     def usage(self) -> float | None:
-        """Share of that which rows hold, 1 is all; None where nothing bounds it."""
-        return min(sum(self._length.values()) / self.num_tokens, 1.0) if self.num_tokens else None
+        """Share of that which rows take, 1 is all; None where nothing bounds it."""
 
     def has_room(self, ends: Mapping[int, int], new: NewRow | None = None) -> bool:
         """Whether these rows can grow to so many keys, and a new row beside them. This changes nothing."""

@@ -36,6 +36,13 @@ class RaggedCache(KeyValueCache):
     def num_tokens(self) -> int | None:
         return self._num_tokens
 
+    @property
+    def usage(self) -> float | None:
+        """Every row takes as much as the longest: so `takes` counts."""
+        if not self._num_tokens:
+            return None
+        return min(len(self._slot) * max(self._length.values(), default=0) / self._num_tokens, 1.0)
+
     def beside(self, device: torch.device) -> RaggedCache:
         return RaggedCache(self._num_tokens)
 
