@@ -13,10 +13,13 @@ import httpx
 import pytest
 
 from forerun.errors import EngineClosed
+from forerun.serve import echo
+from forerun.serve.answer_text import Piece
 from forerun.serve.backend import LocalBackend
 from forerun.serve.prompt_logprobs import prompt_logprobs
 from serve.events import events
 from serve.serving import Server, make_decoder, running
+from support.folders import byte_tokenizer
 
 ECHO = {"echo": True, "max_tokens": 0, "logprobs": 1}
 
@@ -123,3 +126,27 @@ def test_an_engine_that_ends_meanwhile_is_no_cancellation() -> None:
     model = make_decoder().target
     with pytest.raises(EngineClosed):
         asyncio.run(prompt_logprobs(Closing(), model, (5, 6, 7), 1))  # type: ignore[arg-type]
+
+
+class Telling:
+    async def prompt_logprobs(self, prompt: Sequence[int], alternatives: int) -> list[None]:
+        return [None] * len(prompt)
+
+
+@pytest.mark.parametrize("alternatives", (None, 1))
+@pytest.mark.parametrize("size", (echo.SHORT_PROMPT, echo.SHORT_PROMPT + 1))
+def test_pieces_of_a_long_prompt_are_made_beside_the_loop(
+    size: int, alternatives: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So many at once took the event loop from everybody else for as long."""
+    threads = set()
+
+    def noted(*fields: Any) -> Piece:
+        threads.add(threading.get_ident())
+        return Piece(*fields)
+
+    monkeypatch.setattr(echo, "Piece", noted)
+    prompt = tuple(byte_tokenizer()("x" * size).input_ids)
+    made = asyncio.run(echo.Echo(byte_tokenizer(), Telling(), alternatives).of(prompt))  # type: ignore[arg-type]
+    assert "".join(piece.text for piece in made) == "x" * size
+    assert (threads == {threading.get_ident()}) == (size <= echo.SHORT_PROMPT) and len(threads) == 1

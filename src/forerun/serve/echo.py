@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
+from forerun.engine.row import TokenLogprob
 from forerun.serve.answer_text import PROMPT, Piece
 from forerun.serve.backend import Backend
 from forerun.text import pieces as texts_of
 
-SHORT_PROMPT = 256  # tokens: their texts are read sooner than a thread wakes
+SHORT_PROMPT = 256  # tokens: their pieces are made sooner than a thread wakes
 
 
 class Echo:
@@ -27,11 +29,13 @@ class Echo:
         return self._made[prompt]
 
     async def _make(self, prompt: tuple[int, ...]) -> list[Piece]:
+        found: Sequence[TokenLogprob | None] = (None,) * len(prompt)
+        if self._alternatives is not None:
+            found = await self._backend.prompt_logprobs(prompt, self._alternatives)
         if len(prompt) <= SHORT_PROMPT:
-            texts = texts_of(self._tokenizer, prompt)
-        else:
-            texts = await asyncio.to_thread(texts_of, self._tokenizer, prompt)
-        if self._alternatives is None:
-            return [Piece(text, token, PROMPT) for text, token in zip(texts, prompt, strict=True)]
-        found = await self._backend.prompt_logprobs(prompt, self._alternatives)
+            return self._pieces(prompt, found)
+        return await asyncio.to_thread(self._pieces, prompt, found)
+
+    def _pieces(self, prompt: tuple[int, ...], found: Sequence[TokenLogprob | None]) -> list[Piece]:
+        texts = texts_of(self._tokenizer, prompt)
         return [Piece(text, token, PROMPT, lp) for text, token, lp in zip(texts, prompt, found, strict=True)]
