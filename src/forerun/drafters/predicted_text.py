@@ -72,8 +72,9 @@ class _Follower:
 
 
 def _letters(tokens: Sequence[int]) -> str:
-    """One for each token. A string of 100,000 is made in a millisecond or two and searched in a fraction of one; a
-    table of all that may be looked for took the engine a second, in which no row gained a token."""
+    """One for each token. A string of 100,000 is made in a millisecond or two and searched in a fraction of one, for
+    each token off the prediction, each row; a table of all that may be looked for took the engine a second, in which no
+    row gained a token."""
     try:
         return array("I", tokens).tobytes().decode(UNICODE, "surrogatepass")
     except (OverflowError, UnicodeDecodeError):  # ids beyond Unicode, which share its last letter: drafts may be wrong
