@@ -15,13 +15,29 @@ from forerun.math.scaled import FP8
 from forerun.models import cache_size
 from forerun.models.cache_size import bytes_per_token
 from forerun.models.scorer import Scorer
+from support.census import Recipe, build, causal_recipes
 from support.described import NAMES, described_model
+from support.pinned import needs_pinned_transformers
 
 
 @pytest.mark.parametrize("family", NAMES)
 @pytest.mark.quick("falcon", "falcon-grouped", "gpt_bigcode", "deepseek_v3", "mpt", "llama")
 def test_a_token_takes_what_the_configuration_tells(family: str) -> None:
-    model = described_model(family)
+    _compare(described_model(family))
+
+
+@needs_pinned_transformers
+def test_layers_with_heads_of_their_own() -> None:
+    """Gemma 4's full attention has fewer and wider heads than its windows, of which no one number tells."""
+    known = next(recipe for recipe in causal_recipes() if recipe.name == "gemma4_text")
+    full = {"global_head_dim": 32, "num_global_key_value_heads": 1, "attention_k_eq_v": True, "num_key_value_heads": 2}
+    model: Any = build(Recipe(known.name, known.class_name, {**known.overrides, **full, "head_dim": 16}))
+    assert {(one.head_dim, one.num_key_value_heads) for one in model.config.per_layer_config} == {(16, 2), (32, 1)}
+    assert cache_size.key_heads(model.config) == 1
+    _compare(model)
+
+
+def _compare(model: Any) -> None:
     scorer = Scorer(model, use=Kernels.OFF)
     scorer.admit(0)
     scorer.feed([0], [[1, 2, 3]])

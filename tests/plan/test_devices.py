@@ -67,8 +67,7 @@ def test_latents_lie_on_every_device() -> None:
 @needs_pinned_transformers
 @pytest.mark.parametrize(("family", "experts"), [
     ("hunyuan_v1_moe", {"num_experts": 8, "moe_topk": [1, 3]}),  # layer by layer
-    ("gemma4_text", {"num_experts": 8, "top_k_experts": 2, "enable_moe_block": True, "moe_intermediate_size": 96,
-                     "global_head_dim": 16}),
+    ("gemma4_text", {"num_experts": 8, "top_k_experts": 2, "enable_moe_block": True, "moe_intermediate_size": 96}),
     ("aria_text", {"moe_num_experts": 8, "moe_topk": 2}),
 ])  # fmt: skip
 def test_experts_by_other_names(family: str, experts: dict[str, Any]) -> None:

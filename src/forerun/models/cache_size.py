@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from math import gcd
 from typing import Any
 
 import torch
@@ -111,16 +112,27 @@ def bytes_per_token(model: PreTrainedModel, scheme: Scheme | None = None) -> int
     if keeps_latents(model):
         sizes = int(config.kv_lora_rank) + int(config.qk_rope_head_dim)
         return layers * sizes * int(model.dtype.itemsize)
+    all_heads = sum(_bytes_of_layer(one, model.dtype, scheme) for one in _per_layer(config) or [config] * layers)
+    return all_heads // (getattr(model, "_tp_size", None) or 1)
+
+
+def _bytes_of_layer(config: Any, dtype: torch.dtype, scheme: Scheme | None) -> int:
     heads = _first(config, "num_attention_heads", "decoder_attention_heads", "num_heads", "n_head")
     size = _first(config, "head_dim", "d_kv") or _first(config, "hidden_size", "d_model", "n_embd") // heads
-    each = size * model.dtype.itemsize if scheme is None else size * scheme.values.itemsize + 4  # and its scale
-    all_heads = 2 * layers * (key_heads(config) or heads) * each
-    return all_heads // (getattr(model, "_tp_size", None) or 1)
+    each = size * dtype.itemsize if scheme is None else size * scheme.values.itemsize + 4  # and its scale
+    return 2 * (key_heads(config) or heads) * each
+
+
+def _per_layer(config: Any) -> list[Any]:
+    """A configuration for each layer where they differ (Gemma 4's have heads of two widths), else none."""
+    return list(config.per_layer_config) if getattr(config, "is_heterogeneous", False) else []
 
 
 def key_heads(config: Any) -> int:
     """0 where each query head has a key of its own. Falcon's first architecture has one key for all of them, and sets
-    the number of the second."""
+    the number of the second. Where layers differ: what divides the number of each, so that all can be split by it."""
+    if layers := _per_layer(config):
+        return gcd(*map(key_heads, layers))
     if config.model_type == "falcon" and config.multi_query and not config.new_decoder_architecture:
         return 1
     return _first(config, "num_key_value_heads", "num_kv_heads")
