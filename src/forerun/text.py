@@ -95,7 +95,7 @@ class StreamDecoder:
             del self._window[:start]
             self._before = before
         else:  # thousands of special tokens are not to be decoded again and again
-            self._window[self._done :] = [token for token in self._window[self._done :] if not self.is_silent(token)]
+            self._window[self._done :] = [token for token in self._window[self._done :] if not self._is_silent(token)]
         self._done = len(self._window)
         return text
 
@@ -106,13 +106,13 @@ class StreamDecoder:
             return self._decode(self._window[self._done : end])
         return text[len(self._before) :]
 
-    def is_silent(self, token: int) -> bool:
+    def _is_silent(self, token: int) -> bool:
         """Whether it has no text anywhere: twice in a row, one of them is not the first of a sequence."""
         return not self._decode([token, token])
 
     def with_text(self) -> list[int]:
         """What of the window is not silent: at first, the context of one that writes special tokens out."""
-        return [token for token in self._window if not self.is_silent(token)]
+        return [token for token in self._window if not self._is_silent(token)]
 
     def _end_of(self, context: Sequence[int]) -> list[int]:
         """As much of it as has text, whole characters if there are: what the first new token follows."""

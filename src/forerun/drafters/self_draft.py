@@ -22,6 +22,7 @@ from forerun.kernels.scaled import ScaledWeight
 from forerun.loading.quantise import EIGHT_BITS, FOUR_BITS, INTEGER_GROUPS, check_scheme, format_of, matrices, quantise
 from forerun.loading.rounding import round_weights
 from forerun.math.blocks import BlockFormat
+from forerun.models.offloaded import is_offloaded
 from forerun.models.plain import stored_bytes
 from forerun.models.quantised import method_of
 
@@ -113,11 +114,6 @@ def unasked(target: PreTrainedModel) -> SelfDraft | None:
     drafter = SelfDraft(8)
     drafter.needs_clock = True
     return drafter
-
-
-def is_offloaded(target: PreTrainedModel) -> bool:
-    """Whether accelerate fetches some of the weights for each pass."""
-    return any(weight.is_meta for weight in target.parameters())
 
 
 def copy_size(weights: Iterable[Tensor], bits: int) -> int:

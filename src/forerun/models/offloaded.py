@@ -10,6 +10,11 @@ from torch import Tensor, nn
 from forerun.errors import InvalidArgument
 
 
+def is_offloaded(module: nn.Module) -> bool:
+    """Whether some of the weights are fetched for each pass."""
+    return any(weight.is_meta for weight in module.parameters())
+
+
 def weights_map(module: nn.Module) -> Mapping[str, Tensor] | None:
     """What a module's own weights are fetched from, by name; None where they lie in the module."""
     hook: Any = module.__dict__.get("_hf_hook")
@@ -19,7 +24,7 @@ def weights_map(module: nn.Module) -> Mapping[str, Tensor] | None:
 
 def refuse_offloaded_head(head: nn.Module) -> None:
     """Raise where a drafter would multiply with a head that is not there: a product with it is whatever memory held."""
-    if any(weight.is_meta for weight in head.parameters()):
+    if is_offloaded(head):
         raise InvalidArgument(
             "the drafter multiplies with the target's head, which is offloaded to the CPU or the disk; load the target "
             "with a device_map that keeps its head where it is used, or use another drafter, such as PromptLookup()"
