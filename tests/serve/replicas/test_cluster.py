@@ -42,7 +42,8 @@ pytestmark = [
     pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="processes are looked up in /proc"),
 ]
 RAY, SERVE = (str(Path(sys.executable).with_name(name)) for name in ("ray", "serve"))
-DEPLOY = Path(__file__).resolve().parents[3] / "deploy/ray"
+TESTS = Path(__file__).resolve().parents[2]
+DEPLOY = TESTS.parent / "deploy/ray"
 SHORT = {"prompt": "abc", "max_tokens": 8, "temperature": 0, "ignore_eos": True}
 LONG = SHORT | {
     "max_tokens": 800,
@@ -143,6 +144,7 @@ def served_by_ray(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]
     address = AddressSettings(port=free_port("127.0.0.1"), log_level="error")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FORERUN_KERNELS", "off")
+        patch.setenv("PYTHONPATH", str(TESTS), prepend=os.pathsep)  # for replicas: pytest adds it to its own paths
         patch.setattr(deployed, "maker", lambda options, limits: partial(faults.make, options, limits, str(halt)))
         # Several reports of the queue fall into the time that is looked back at, and a few that come late do not take
         # a replica away again that has just been asked for, also where processes wait for a core.
