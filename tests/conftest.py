@@ -21,7 +21,7 @@ from support.data import lack_of
 if TYPE_CHECKING:
     from support.stories import Stories
 
-pytest_plugins = ["support.budget"]
+pytest_plugins = ["support.budget", "support.fresh"]
 
 
 def pytest_configure(config: pytest.Config) -> None:

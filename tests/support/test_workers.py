@@ -8,6 +8,7 @@ import pytest
 
 pytest.importorskip("xdist")
 
+from support.fresh import begin
 from support.workers import COMPILED, group_of
 
 TESTS = Path(__file__).parents[1]
@@ -25,3 +26,8 @@ def test_files_stay_together_and_laws_go_one_by_one() -> None:
 
 def test_every_compiled_file_is_there() -> None:
     assert {path.stem for path in TESTS.rglob("test_*.py")} >= COMPILED
+
+
+def test_workers_begin_to_collect_at_different_places() -> None:
+    sizes = [10, 40, 10, 30, 10]
+    assert [begin(sizes, share) for share in (0, 1 / 3, 2 / 3)] == [0, 2, 4]
