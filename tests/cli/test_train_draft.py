@@ -161,6 +161,7 @@ def test_export(place: Path, runs: dict[str, Path]) -> None:
     assert (place / "alone" / "tokenizer.json").exists()
 
 
+@pytest.mark.slow
 def test_data_is_written_first_where_there_is_none(place: Path, brief_timing: None) -> None:
     (place / "few.txt").write_text("\n".join(f"Prompt number {i}" for i in range(9)), encoding="utf-8")
     more = ("--prompts", place / "few.txt", "--steps", "1", "--hold-out", "1", "--batch-tokens", "512")
@@ -239,6 +240,7 @@ def test_the_target_that_wrote_the_data_is_let_go_of(
     result = invoke("train", "draft", place / "target", "-o", tmp_path / "mine", *more, "--device", "cpu", "--offline")
     assert result.exit_code == 0, result.output
     assert alive == [[False, True]] and any(one is older for one in gc.get_objects()), "the collector sees all again"
+    assert (tmp_path / "mine" / "data" / "data.json").exists() and (tmp_path / "mine" / "forerun.json").exists()
 
 
 def test_a_target_that_no_draft_can_be_trained_for_writes_nothing(tmp_path: Path) -> None:

@@ -49,11 +49,11 @@ def scores(model: PreTrainedModel, long: bool = False) -> Tensor:
     return torch.cat([scorer.score([0, 1], [[1, 2], [3, 4, 5, 6, 9]]), scorer.score([1], [[2]])])
 
 
-def seq2seq_scores(model: PreTrainedModel, width: int) -> Tensor:
+def seq2seq_scores(model: PreTrainedModel) -> Tensor:
     scorer = Seq2SeqScorer(model, use=Kernels.ON)
     generator = torch.Generator().manual_seed(0)
     scorer.admit(0)
-    scorer.read(0, Source(states=torch.randn(STEPS, width, generator=generator, dtype=torch.float32)))
+    scorer.read(0, Source(states=torch.randn(STEPS, model.config.d_model, generator=generator, dtype=torch.float32)))
     scorer.feed([0], [[1, 2]])
     return scorer.score([0], [[3, 4, 5]])
 
@@ -76,13 +76,12 @@ def test_a_librarys_products(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", OTHERS)
-def test_cross_attention(dtype: torch.dtype) -> None:
-    whisper, bart = tiny_whisper(), tiny_model("bart")
-    width = bart.config.d_model
-    want = seq2seq_scores(whisper, 32), seq2seq_scores(bart, width)
+@pytest.mark.parametrize("family", ["bart", pytest.param("whisper", marks=pytest.mark.slow)])  # compiled: 20 s
+def test_cross_attention(family: str, dtype: torch.dtype) -> None:
+    model = tiny_whisper() if family == "whisper" else tiny_model(family)
+    want = seq2seq_scores(model)
     with default(dtype):
-        assert torch.equal(seq2seq_scores(whisper, 32), want[0])
-        assert torch.equal(seq2seq_scores(bart, width), want[1])
+        assert torch.equal(seq2seq_scores(model), want)
 
 
 @pytest.mark.parametrize("dtype", OTHERS)

@@ -85,6 +85,7 @@ DRAFTERS: dict[str, Callable[[Any], tuple[Any, tuple[nn.Module, ...]]]] = {
 }
 
 
+@pytest.mark.quick("model", "head")
 @pytest.mark.parametrize("kind", DRAFTERS)
 def test_drafters_draft_without_dropout(kind: str) -> None:
     model = tiny_model("llama") if kind == "head" else own_model()
@@ -134,16 +135,19 @@ def test_an_evaluation_that_nobody_holds_ends() -> None:
 
 
 class CollectedBetween(weakref.WeakKeyDictionary[nn.Module, int]):
-    """The collector may run at any call: here it does so whenever a count was read, before the new one is written."""
+    """The collector may run at any call: here it does so whenever a count was read, before the new one is written.
+
+    Over what is young, as it mostly does: a look at all that a test process holds takes it a second.
+    """
 
     def get(self, key: nn.Module, default: Any = None) -> Any:
         count = super().get(key, default)
-        gc.collect()
+        gc.collect(1)
         return count
 
     def __getitem__(self, key: nn.Module) -> int:
         count = super().__getitem__(key)
-        gc.collect()
+        gc.collect(1)
         return count
 
 
