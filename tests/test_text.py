@@ -121,6 +121,7 @@ def test_spaces_stay_however_tokens_come(scheme: str, names: tuple[str, ...]) ->
     assert {streamed(tokenizer, rounds) for rounds in ways} == {decode_text(tokenizer, tokens)}
 
 
+@pytest.mark.quick("metaspace")
 @pytest.mark.parametrize("scheme", SENTENCEPIECE)
 @settings(max_examples=150, deadline=None)
 @given(st.lists(st.lists(st.sampled_from((*PIECES, *SPECIAL, *BYTES)), min_size=1, max_size=5), max_size=8))

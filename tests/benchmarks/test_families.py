@@ -103,6 +103,7 @@ def test_an_interrupted_record_is_gone_on_with(tmp_path: Path) -> None:
     assert run.missing("abc", path, (100, 500)) == ["a", "c"] and run.missing("abc", path, (100,)) == ["c"]
 
 
+@pytest.mark.quick(every=4)
 @pytest.mark.parametrize("family", ON_CPU)
 def test_families_can_be_built(family: str) -> None:
     """Without memory for their weights."""

@@ -120,6 +120,7 @@ def check_schedule(family: str, form: Form, kind: str, rounds: int) -> None:
     assert min(map(len, texts)) > 1.5 * rounds
 
 
+@pytest.mark.quick(every=5)
 @pytest.mark.parametrize(("family", "form"), FORMS)
 @pytest.mark.parametrize(("kind", "value"), (("ragged", 1e4), ("paged", 1e4), ("paged", torch.nan)))
 def test_garbage_beyond_a_rows_keys_is_never_read(family: str, form: Form, kind: str, value: float) -> None:
@@ -138,6 +139,7 @@ def test_garbage_within_a_rows_keys_is_read(kind: str) -> None:
         check_rows(scorer, dict(enumerate(texts)))
 
 
+@pytest.mark.quick(every=5)
 @pytest.mark.parametrize(("family", "form"), FORMS)
 @pytest.mark.parametrize("leaver", (0, 1, 3))
 def test_a_tenants_nan_is_not_inherited(family: str, form: Form, leaver: int) -> None:

@@ -374,6 +374,7 @@ def test_only_what_drafts_had_to_do_with_is_coloured(capsys: pytest.CaptureFixtu
     assert capsys.readouterr().out == "x\x1b[32mx\x1b[0m\x1b[34mx\x1b[0mx\x1b[33mx\x1b[0m"
 
 
+@pytest.mark.slow
 @pytest.mark.model
 def test_the_embedded_model_copies_faster_than_it_thinks(generate: Command, embedded: tuple[Any, Any]) -> None:
     text = "one two three four five six. one two three four five six. one two"

@@ -78,7 +78,7 @@ OWN: dict[str, Any] = {
 }
 
 
-@pytest.mark.quick(every=4)
+@pytest.mark.quick("repetition", "truncation")
 @pytest.mark.parametrize("kind", OWN)
 def test_processors_of_the_caller_are_applied_as_transformers_does(kind: str) -> None:
     """Their class is one that transformers also makes by itself; they see the padded batch."""

@@ -34,6 +34,7 @@ def _no_collector() -> Iterator[None]:
     gc.enable()
 
 
+@pytest.mark.quick(every=3)
 @pytest.mark.usefixtures("_no_collector")
 @pytest.mark.parametrize("device", ["cpu", GPU])
 @pytest.mark.parametrize("drafter", DRAFTERS)

@@ -44,7 +44,7 @@ EVERYWHERE = [
 
 
 @pytest.mark.parametrize(("device", "case"), EVERYWHERE)
-@pytest.mark.quick(every=23)
+@pytest.mark.quick(every=45)
 def test_greedy_equals_generate(device: str, case: dict[str, Any], recwarn: pytest.WarningsRecorder) -> None:
     family = case["family"]
     model, wanted, noise = model_on(family, device), *oracle(family, device)
@@ -58,6 +58,7 @@ def test_greedy_equals_generate(device: str, case: dict[str, Any], recwarn: pyte
         check_greedy(model, prompt, out.new_tokens[row], wanted[row - case["rows"]], noise, f"{case} row {row}")
 
 
+@pytest.mark.quick(every=3)
 @each_device
 @pytest.mark.parametrize("family", FAMILIES)
 def test_drafts_are_kept_in_every_family(family: str, device: str) -> None:

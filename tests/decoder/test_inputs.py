@@ -84,7 +84,7 @@ def wanted(rows: list[list[int]] = ROWS) -> list[list[int]]:
     return [plain_greedy(tiny_model("llama"), row, NEW) for row in rows]
 
 
-@pytest.mark.quick(every=2)
+@pytest.mark.quick(every=5)
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("method", ["generate", "stream"])
 def test_every_form_gives_the_same_tokens(form: str, method: str) -> None:

@@ -102,6 +102,7 @@ def test_a_fixed_length_makes_rows_independent(family: str, rule: str, drafter: 
 COPIED = [[5, 6, 7, 8] * 3, PROMPTS[2], [9, 10, 11] * 4, PROMPTS[5], [30, 31] * 5, PROMPTS[3]]  # every other is found
 
 
+@pytest.mark.quick("sampled")
 @pytest.mark.parametrize("siblings", ("top", "sampled"))
 def test_a_copy_beside_a_tree_is_judged_as_without_one(siblings: str) -> None:
     model = tiny_model("llama")

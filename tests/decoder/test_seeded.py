@@ -65,6 +65,7 @@ def test_a_policy_that_was_given_stands(policy: Any) -> None:
     assert policies_of(ours, seed=3, temperature=1.0) == {type(ours.policy)}
 
 
+@pytest.mark.quick("bass")
 @pytest.mark.parametrize("policy", ("hf", "bass"))
 def test_rules_that_remember_earlier_calls_begin_anew(policy: str) -> None:
     ours = decoder(0, policy=policy)
@@ -87,6 +88,7 @@ class Unsure(forerun.Constant):
         return self.answer()
 
 
+@pytest.mark.quick("raises")
 @pytest.mark.parametrize("answer", (lambda: 1 // 0, lambda: "longer"), ids=("raises", "no policy"))
 def test_a_policy_that_cannot_say_its_own_for_a_seed_costs_a_warning(answer: Any) -> None:
     ours, expected = decoder(0, policy=Unsure(answer)), decoder(0, policy=2)

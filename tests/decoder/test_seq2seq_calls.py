@@ -128,6 +128,7 @@ def test_ragged_beginnings_are_rows_of_their_own() -> None:
     assert out.sequences[:, :4].tolist() == (ids * mask).tolist()
 
 
+@pytest.mark.quick("padded with another-left", "padded with the start token-right")
 @pytest.mark.parametrize("side", ("left", "right"))
 @pytest.mark.parametrize("pad", (2, 7), ids=("padded with the start token", "padded with another"))
 def test_ragged_beginnings_get_the_start_token_as_they_would_alone(pad: int, side: str) -> None:

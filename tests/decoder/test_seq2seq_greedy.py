@@ -67,7 +67,7 @@ def check_greedy(family: str, row: int, got: list[int], wanted: list[int]) -> No
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case.values())))
-@pytest.mark.quick(every=20)
+@pytest.mark.quick(every=29)
 def test_greedy_equals_generate(case: dict[str, Any], recwarn: pytest.WarningsRecorder) -> None:
     family, count = case["family"], case["rows"]
     decoder = forerun.SpeculativeDecoder(

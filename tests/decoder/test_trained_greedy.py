@@ -78,6 +78,7 @@ def test_a_head_that_is_its_target_saves_rounds() -> None:
     assert rates[0] > 1.6 and rates[1] < 1.2
 
 
+@pytest.mark.quick(every=3)
 @pytest.mark.parametrize(
     "shares", ((), ("embedding",), ("head",), ("embedding", "head")), ids=lambda s: "+".join(s) or "none"
 )

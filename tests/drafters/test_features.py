@@ -37,6 +37,7 @@ def check(heard: Features, kept: Kept, every: bool = False) -> None:
         assert torch.equal(found, torch.stack([vector for row in full for vector in kept.rows[row]]))
 
 
+@pytest.mark.quick(every=4)
 @pytest.mark.parametrize("seed", range(20))
 def test_random_lives_of_rows(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     choose = random.Random(seed)

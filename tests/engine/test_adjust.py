@@ -255,6 +255,7 @@ class MakesItsTable(LogitsProcessor):
         return scores.index_fill(1, self.table, -torch.inf)
 
 
+@pytest.mark.quick("method")
 @pytest.mark.parametrize(
     "wrap", (lambda one: one, lambda one: one.__call__, _around), ids=("object", "method", "lambda")
 )

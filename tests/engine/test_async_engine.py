@@ -469,6 +469,7 @@ GUESSERS: dict[str, Callable[[Any], Any]] = {
 }
 
 
+@pytest.mark.quick(every=3)
 @pytest.mark.parametrize("family", ("whisper", "bart"))
 @pytest.mark.parametrize("drafter", GUESSERS)
 def test_a_source_that_cannot_be_read_costs_nobody_else_anything(drafter: str, family: str) -> None:

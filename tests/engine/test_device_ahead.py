@@ -44,6 +44,7 @@ def test_the_next_round_is_asked_for_before_the_last_is_heard_of() -> None:
     assert len(ahead) > 8 and not waiting
 
 
+@pytest.mark.quick("True")
 @pytest.mark.parametrize("in_blocks", [True, False])
 def test_a_newcomers_prompt_follows_the_round_under_way(in_blocks: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """No more of it than a round lets through. Where rows lie in one piece, and might have to move, after the round."""

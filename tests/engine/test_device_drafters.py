@@ -42,7 +42,7 @@ def test_same_tokens_as_step_by_step(case: str, drafter: str) -> None:
     assert len(rounds) > 3 and max(rounds) == 3
 
 
-@pytest.mark.quick(every=3)
+@pytest.mark.quick("fewer ids-sampled")
 @pytest.mark.parametrize("params", [SAMPLED, GREEDY], ids=["sampled", "greedy"])
 @pytest.mark.parametrize("drafter", ["fewer ids", "chain of fewer ids", "tree of fewer ids"])
 def test_a_draft_with_less_padding_drafts_on_the_device_as_on_the_host(drafter: str, params: SamplingParams) -> None:
@@ -63,7 +63,7 @@ def test_parameters_of_all_kinds_in_one_batch(drafter: str) -> None:
     assert got == texts(engine(False, drafter=drafter), requests(5, MIXED))
 
 
-@pytest.mark.quick(every=4)
+@pytest.mark.quick("tree of feature")
 @pytest.mark.parametrize("drafter", DRAFTERS)
 def test_greedy_text_is_that_of_generate(drafter: str) -> None:
     got = texts(engine(True, drafter=drafter), requests(3, GREEDY))
@@ -118,6 +118,7 @@ def test_rows_that_end_and_begin(drafter: str) -> None:
     assert found(True) == found(False)
 
 
+@pytest.mark.quick("tree of feature")
 @pytest.mark.parametrize("drafter", ["feature", "parallel", "tree of feature"])
 def test_a_head_that_has_heard_more_rows_than_it_has_drafted_for(drafter: str) -> None:
     """Its features' memory has grown before its own was first used; entries without a row write to both alike."""

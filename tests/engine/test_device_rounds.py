@@ -181,6 +181,7 @@ def test_a_rehearsal_leaves_no_trace() -> None:
     assert made.runner is not None and made.runner.recorder.num_recordings >= 3
 
 
+@pytest.mark.quick("float32")
 @pytest.mark.parametrize(("double", "most"), [(False, 1e-5), (True, 1e-13)], ids=["float32", "float64"])
 def test_log_probabilities_of_what_was_emitted(double: bool, most: float) -> None:
     """Of the model's own distribution. A model in float64 meets float32 nowhere on its way through the device."""

@@ -37,7 +37,7 @@ BAD_SCRIPTS = {
 }
 
 
-@pytest.mark.quick(every=2)
+@pytest.mark.quick("0.8-negative", "0.0-raises")
 @pytest.mark.parametrize("kind", BAD_SCRIPTS)
 @pytest.mark.parametrize("temperature", (0.0, 0.8))
 def test_a_bad_drafter_costs_its_drafts_only(kind: str, temperature: float) -> None:

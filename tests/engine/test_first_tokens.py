@@ -36,7 +36,7 @@ def first_steps(decoding: Engine, asked: list[Request]) -> tuple[list[int], Text
     return told, finish(decoding)
 
 
-@pytest.mark.quick("model-token", "lookup-coupled")
+@pytest.mark.quick("model-token")
 @pytest.mark.parametrize("rule", list(Rule))
 @pytest.mark.parametrize("drafter", ["model", "lookup", "chain", "none", "exit"])
 def test_a_step_of_their_own(drafter: str, rule: Rule) -> None:
@@ -51,7 +51,7 @@ def test_a_step_of_their_own(drafter: str, rule: Rule) -> None:
     assert rounds and max(rounds) == 5
 
 
-@pytest.mark.quick(every=4)
+@pytest.mark.quick("alternatives")
 @pytest.mark.parametrize("name", sorted(OPTIONS))
 def test_options_count(name: str) -> None:
     asked = [OPTIONS[name](request) for request in asked_for(3)]
@@ -106,6 +106,7 @@ def test_newcomers_are_read_behind_the_round_under_way() -> None:
     assert finish(decoding) == want
 
 
+@pytest.mark.quick("True")
 @pytest.mark.parametrize("ahead", [True, False])
 def test_newcomers_in_every_step_keep_nobody_waiting(ahead: bool) -> None:
     decoding = made(ahead=ahead)
@@ -150,6 +151,7 @@ def test_rows_that_end_before_their_first_token() -> None:
     assert not results[3].tokens and not results[4].tokens and not decoding._unjudged
 
 
+@pytest.mark.quick("KeyboardInterrupt")
 @pytest.mark.parametrize("fault", [KeyboardInterrupt, MemoryError])
 def test_a_fault_while_they_are_judged_costs_nothing(
     fault: type[BaseException], monkeypatch: pytest.MonkeyPatch

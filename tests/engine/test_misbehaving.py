@@ -57,7 +57,7 @@ def told(change: str, rule: str) -> tuple[list[list[int]], list[str]]:
 
 
 @pytest.mark.parametrize("change", CHANGES)
-@pytest.mark.quick(every=3)
+@pytest.mark.quick(every=2)
 def test_a_faulty_draft_costs_itself_alone(change: str) -> None:
     """The greedy row beside a sampled one says what it says alone; what can be noticed is told, once."""
     found, warned = told(change, "token")
@@ -118,6 +118,7 @@ def test_a_draft_within_a_chain_is_no_longer_than_its_tokens() -> None:
         texts(forerun.Chain(OneRow(), TooShort()), "token")
 
 
+@pytest.mark.quick(every=3)
 @pytest.mark.parametrize("fault", LAW_FAULTS)
 def test_no_law_bends_a_greedy_row_under_the_block_rule(fault: str) -> None:
     assert told(f"law: {fault}", "block")[0][0] == plain()[0]

@@ -68,7 +68,7 @@ WAYS = [
 
 
 @pytest.mark.parametrize(("drafter", "rule", "on_device"), WAYS)
-@pytest.mark.quick(every=4)
+@pytest.mark.quick("model-block-True")
 def test_rows_in_blocks_say_the_same(drafter: str, rule: Rule, on_device: bool) -> None:
     asked = requests(5, [SAMPLED, CUT, SAMPLED, CUT, SAMPLED])
     want = texts(engine(on_device, drafter=drafter, rule=rule), asked)
@@ -256,6 +256,7 @@ def test_without_keep_rows_nothing_outlives_a_call() -> None:
     check_nothing_is_held(made)
 
 
+@pytest.mark.quick("True")
 @pytest.mark.parametrize("is_paged", (True, False))
 def test_features_are_not_kept_with_the_keys(is_paged: bool) -> None:
     """Nobody comes with the same tensors again. Equal texts are the same source: what was made of them is kept."""
@@ -317,7 +318,7 @@ def test_a_prompt_behind_a_round_that_holds_more_than_was_counted_is_read_later(
 
 
 @pytest.mark.parametrize(("inner", "width", "depth"), [("model", 14, 3), ("exit", 14, 3), ("exit", 30, 30)])
-@pytest.mark.quick(every=2)
+@pytest.mark.quick("exit-30-30")
 def test_the_largest_trees_fit_behind_a_row_that_has_all_the_room(inner: str, width: int, depth: int) -> None:
     """Or else it decodes plainly: a wide tree that is grown deep has asked about more guesses than it ends with."""
     model = tiny_model("llama")

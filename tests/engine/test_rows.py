@@ -285,6 +285,7 @@ class Aborting(Spell):
         return super().decode(tokens)
 
 
+@pytest.mark.quick(every=2)
 @pytest.mark.parametrize("spelt", (1, 3, 5))
 @pytest.mark.parametrize("which", (0, 1, 2))
 def test_a_row_aborted_within_a_step_ends_with_that_step(which: int, spelt: int) -> None:

@@ -138,6 +138,7 @@ def test_budgets_are_met_exactly(gamma: int) -> None:
         assert row.finish_reason is FinishReason.LENGTH
 
 
+@pytest.mark.quick(every=3)
 @pytest.mark.parametrize("family", ("llama", "gpt2", "opt", "codegen"))
 @pytest.mark.parametrize("length", (0, 5))
 def test_the_context_ends_in_the_middle_of_a_draft(family: str, length: int) -> None:

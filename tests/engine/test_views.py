@@ -91,6 +91,7 @@ def test_a_drafter_that_cannot_say_is_taken_for_one_that_has_read_all() -> None:
         assert not any(view.unread for view in views(Unsure(), drafted=0))
 
 
+@pytest.mark.quick("True")
 @pytest.mark.parametrize("on_device", [False, True])
 def test_requests_with_the_same_id_are_told_apart(on_device: bool) -> None:
     """As those of a server, which key their random numbers by their own seeds: each has the lengths it has alone."""
@@ -123,7 +124,7 @@ def _auto(policy: CostModel) -> int:
     ("kind", "size"), [(OwnAcceptance, _own), (HfHeuristic, _hf), (CostModel, _auto)], ids=["own", "hf", "auto"]
 )
 @pytest.mark.parametrize("on_device", [False, True])
-@pytest.mark.quick(every=2)
+@pytest.mark.quick("False-own", "True-hf", "True-auto")
 def test_nothing_is_kept_of_requests_that_were_given_up(kind: Any, size: Any, on_device: bool) -> None:
     """Aborted or out of time: no round tells of their end."""
     policy, now, most = kind(), [0.0], 0

@@ -38,6 +38,7 @@ def bytes_of(weight: Tensor) -> Tensor:
     return weight.raw if isinstance(weight, NarrowWeight) else weight
 
 
+@pytest.mark.quick(every=3)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("is_tied", [False, True])
 def test_it_is_the_model_that_is_loaded_first_and_quantised_then(

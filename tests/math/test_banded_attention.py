@@ -21,6 +21,7 @@ SCALES = {
 }
 
 
+@pytest.mark.quick(every=5)
 @pytest.mark.parametrize("block", [1, 8, 192])
 @pytest.mark.parametrize("window", [0, 1, 7, 33, 34, 100])
 @pytest.mark.parametrize("kind", SCALES)

@@ -42,6 +42,7 @@ def beside(scorer: Scorer, text: list[int], neighbour: list[int] | None) -> torc
     return made
 
 
+@pytest.mark.quick("falcon_alibi-settings0-dtype0")
 @pytest.mark.parametrize(
     ("family", "settings", "dtype"),
     [("falcon_alibi", FALCON, torch.float32), ("bloom", BLOOM, torch.bfloat16)],

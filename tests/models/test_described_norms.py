@@ -23,6 +23,7 @@ def norms(family: str) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.quick(every=3)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_bits_of_the_modules(family: str) -> None:
     found = norms(family)

@@ -79,6 +79,7 @@ def _by_the_references(model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch) 
     return scorer
 
 
+@pytest.mark.quick(every=3)
 @pytest.mark.parametrize("family", NAMES)
 def test_families_by_the_references(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same through torch alone: the description and the order of the steps, without the interpreter's patience."""

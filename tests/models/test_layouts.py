@@ -130,6 +130,7 @@ def check_rounds(scorer: Scorer) -> None:
             scorer.feed([row], [text[scorer.length(row) : -1]])
 
 
+@pytest.mark.quick(every=3)
 @pytest.mark.parametrize("family", ("llama", "mistral", "gemma2", "gemma3", "gpt2", "bloom"))
 @pytest.mark.parametrize("form", (Form.AUTO, Form.SPLIT))
 def test_padded_rows_say_the_same(family: str, form: Form) -> None:

@@ -114,6 +114,7 @@ def test_fused_layers(scheme: str, kind: str, monkeypatch: pytest.MonkeyPatch) -
     check(scores(scorer), [*want, want[0]], scheme, kind)
 
 
+@pytest.mark.quick("fp8-qwen3", "int8-llama")
 @pytest.mark.parametrize(("scheme", "kind"), [("int8", "llama"), *(("fp8", kind) for kind in KINDS)])
 def test_control_scales_of_other_outputs_are_noticed(scheme: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """One product of eight takes its neighbours' scales."""

@@ -100,6 +100,7 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
     yield seen
 
 
+@pytest.mark.quick(every=2)
 @pytest.mark.parametrize("family", ["llama", "gemma3_text", "gpt_neox", "qwen3_moe", "deepseek_v3"])
 @torch.inference_mode()
 def test_every_launch_is_rehearsed(family: str, launches: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:

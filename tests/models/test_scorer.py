@@ -106,7 +106,7 @@ def test_draft_laws_after_every_cut(family: str, kind: str) -> None:
 
 @pytest.mark.parametrize("family", ("mistral", "gemma3", "gemma2"))
 @pytest.mark.parametrize("length", (6, 7, 8, 9, 15, 16, 17, 40))
-@pytest.mark.quick(every=3)
+@pytest.mark.quick(every=2)
 def test_windows_at_and_past_their_edge(family: str, length: int) -> None:
     """Window 8, alone and beside rows of other lengths; one token and several."""
     model = tiny_model(family)
@@ -185,7 +185,7 @@ def test_a_pass_that_fails_leaves_no_token(family: str) -> None:
 
 
 @pytest.mark.parametrize("family", ALL)
-@pytest.mark.quick(every=3)
+@pytest.mark.quick(every=2)
 def test_the_model_is_left_as_it_was(family: str) -> None:
     model = tiny_model(family)
     before, wanted = model.config._attn_implementation, plain_greedy(model, TEXT[:9], 12)
@@ -294,6 +294,7 @@ def test_sinks_and_softcaps_equal_eager(make: Any, form: Form) -> None:
         check(logits[row], recomputed(model, [*text, 3, 4, 5])[-3:])
 
 
+@pytest.mark.quick(every=3)
 @pytest.mark.parametrize("family", ALL)
 def test_bfloat16_runs(family: str) -> None:
     model = copy.deepcopy(tiny_model(family)).to(torch.bfloat16)

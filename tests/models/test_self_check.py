@@ -102,6 +102,7 @@ def test_rounding_passes(name: str, dtype: torch.dtype) -> None:
     assert found.kind is Kind.PASSED and found.deviation <= found.allowed < 0.5
 
 
+@pytest.mark.quick(every=2)
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
 @pytest.mark.parametrize(
     ("name", "dtype"), (("llama", torch.float64), ("bloom", torch.float32), ("mixtral", torch.bfloat16))

@@ -51,6 +51,7 @@ def scored(family: str, form: Form) -> tuple[Tensor, Tensor]:
     return ours, torch.cat([recomputed(model, family, sources[i], text) for i, text in enumerate(TEXTS)])
 
 
+@pytest.mark.quick(every=3)
 @pytest.mark.parametrize("form", (Form.PAD, Form.SPLIT))
 @pytest.mark.parametrize("family", ALL)
 def test_ragged_rows_score_as_plain_forwards(family: str, form: Form) -> None:
@@ -166,6 +167,7 @@ def test_equal_beginnings_of_one_source_are_twins(monkeypatch: MonkeyPatch) -> N
     check(logits[1:], logits[:1])
 
 
+@pytest.mark.quick(every=3)
 @pytest.mark.parametrize("family", ALL)
 def test_the_model_is_left_as_it_was(family: str) -> None:
     model = tiny_model(family)
@@ -263,6 +265,7 @@ UNREAD_BY_DRAFT = {  # a draft's own encoder has fewer positions, or fewer ids
 }
 
 
+@pytest.mark.quick("positions")
 @pytest.mark.parametrize("lacks", UNREAD_BY_DRAFT)
 def test_a_source_that_only_the_draft_cannot_read_changes_no_other_row(lacks: str) -> None:
     family, options, fewer, unread = UNREAD_BY_DRAFT[lacks]

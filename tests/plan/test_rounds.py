@@ -46,6 +46,7 @@ def test_rounds_are_the_engines_own(temperature: float) -> None:
     assert any(entry.longest_drawn == 4 and entry.total_drafted == 4 * len(entry.rows) for entry in found)
 
 
+@pytest.mark.quick("True")
 @pytest.mark.parametrize("is_recorded", [True, False])
 def test_rounds_behind_first_tokens_that_come_from_prompts(is_recorded: bool) -> None:
     """As on a GPU: no policy hears of them. They are nobody's rounds, and count as tokens."""

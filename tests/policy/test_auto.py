@@ -230,6 +230,7 @@ def calm_rate(name: str) -> float:
     return mean_rate(CostModel, 1, 8, **drafted_for(name))
 
 
+@pytest.mark.quick("2.0-cpu", "10.0-gpu")
 @pytest.mark.parametrize("name", MACHINES)
 @pytest.mark.parametrize("factor", [2.0, 10.0])
 def test_one_slow_draft_does_not_decide(name: str, factor: float) -> None:

@@ -131,6 +131,7 @@ SPACED = sentencepiece_tokenizer()
 FIRST_SPACED = sentencepiece_tokenizer(scheme="metaspace")
 
 
+@pytest.mark.quick("metaspace")
 @pytest.mark.parametrize("tokenizer", (TOKENIZER, SPACED, FIRST_SPACED), ids=("bytes", "strip", "metaspace"))
 def test_stops_are_found_where_the_engine_finds_them(tokenizer: Any) -> None:
     """And nothing of them is sent, though the decoder may take the first space, or write special tokens apart."""

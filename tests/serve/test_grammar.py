@@ -53,6 +53,7 @@ def structured(kind: str, value: Any) -> dict[str, Any]:
     return {"structured_outputs": {kind: value}}
 
 
+@pytest.mark.quick("guided")
 @pytest.mark.parametrize("said", (guided, structured))
 def test_texts_keep_to_what_was_asked_for(server: Server, said: Callable[[str, Any], dict[str, Any]]) -> None:
     regex = r"[ab]{3,9}c"
@@ -257,6 +258,7 @@ def follow(text: str) -> None:
     grammar.renewed()
 
 
+@pytest.mark.quick("rules-6000", "references-5400")
 @pytest.mark.parametrize(
     ("kind", "number"), [("rules", 6000), ("references", 5400), ("objects", 2600), ("all of", 4000)]
 )

@@ -70,6 +70,7 @@ def test_what_is_written_is_the_answer(kind: type[Format]) -> None:
         assert len(written["origins"]) == len(entries) and written["finish_reason"] == "length"
 
 
+@pytest.mark.quick("CompletionFormat-12000")
 @pytest.mark.parametrize(("kind", "tokens"), ((ChatFormat, 3000), (CompletionFormat, 12000)))
 def test_others_go_on_meanwhile(kind: type[Format], tokens: int) -> None:
     """Once of some times, as with large bodies. So many tokens take `json.dumps` three times as long as others wait."""

@@ -38,7 +38,7 @@ WRONG = {
 }
 
 
-@pytest.mark.quick(*(f"utf-8-{name}" for name in TEXTS), "utf-16-others among them")
+@pytest.mark.quick(every=3)
 @pytest.mark.parametrize("name", TEXTS)
 @pytest.mark.parametrize("encoding", ("utf-8", "utf-16"))
 def test_they_are_what_the_standard_library_reads(name: str, encoding: str) -> None:
@@ -69,6 +69,7 @@ BODIES: dict[str, tuple[type[Any], Callable[[], Any]]] = {  # made where they ar
 }
 
 
+@pytest.mark.quick("ids", "turns")
 @pytest.mark.parametrize("name", BODIES)
 def test_others_go_on_meanwhile(name: str) -> None:
     """Once of some times: other processes may keep the thread that looks from looking."""

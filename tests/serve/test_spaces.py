@@ -27,6 +27,7 @@ def spaced() -> Iterator[Server]:
         yield server
 
 
+@pytest.mark.quick(every=3)
 @pytest.mark.parametrize("prompt", ("hello", [HELLO], [HELLO, END], [END, HELLO, END, END]), ids=str)
 @pytest.mark.parametrize("logprobs", (None, 1))
 def test_a_completion_goes_on_behind_its_prompt(spaced: Server, prompt: Any, logprobs: int | None) -> None:

@@ -74,6 +74,7 @@ def test_verdicts_about_windows_that_are_tried_again_stay_with_their_recordings(
     assert model._need_fallback.__func__ is judged_by_words, "the model is left as it was"
 
 
+@pytest.mark.quick("drafts")
 @pytest.mark.parametrize("by_transformers", [False, True], ids=["drafts", "transformers"])
 def test_the_text_before_a_window_does_not_depend_on_the_first_recording(
     by_transformers: bool, monkeypatch: pytest.MonkeyPatch

@@ -40,7 +40,7 @@ def greedy_rows(model: PreTrainedModel, num_tokens: int = 40, length: int = 12) 
 
 
 @pytest.mark.parametrize("family", CAUSAL)
-@pytest.mark.quick(every=3)
+@pytest.mark.quick(every=2)
 def test_greedy_text_is_varied(family: str) -> None:
     new = greedy_rows(tiny_model(family))[:, 12:]
     distinct = [len(set(row.tolist())) for row in new]
@@ -68,7 +68,7 @@ def test_the_distant_past_matters(family: str) -> None:
 
 
 @pytest.mark.parametrize("family", CAUSAL)
-@pytest.mark.quick(every=3)
+@pytest.mark.quick(every=2)
 def test_draft_agrees_often_but_not_always(family: str) -> None:
     model = tiny_model(family)
     rows = greedy_rows(model)
@@ -134,6 +134,7 @@ def test_ragged_prompts(num: int) -> None:
     assert prompts == ragged_prompts(num, 97, seed=3)
 
 
+@pytest.mark.quick(every=3)
 @pytest.mark.parametrize("family", CAUSAL)
 def test_plain_greedy_is_argmax_without_a_cache(family: str) -> None:
     model = tiny_model(family)

@@ -18,6 +18,7 @@ from support.tiny import tiny_model
 PROMPT = (5, 9, 7, 11)
 
 
+@pytest.mark.quick("parallel-3")
 @pytest.mark.parametrize(("kind", "length"), [("parallel", 3), ("causal", 8)])
 def test_costs_are_those_of_drafts_as_long_as_they_get(tmp_path: Path, kind: str, length: int) -> None:
     """Three heads draft three tokens, however many are asked for."""

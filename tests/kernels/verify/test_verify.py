@@ -153,6 +153,7 @@ def test_broken_logits_are_flagged_and_hurt_nobody_else() -> None:
     assert broken.judged().next_token[3:].tolist() == want.next_token[3:].tolist()
 
 
+@pytest.mark.quick("sampled-token", "greedy-block", "mixed-coupled")
 @pytest.mark.parametrize("rule", list(Rule))
 @pytest.mark.parametrize("some", [[WARM], [GREEDY], [GREEDY, CUT]], ids=["sampled", "greedy", "mixed"])
 def test_what_nobody_reaches_may_be_broken(some: list[SamplingParams], rule: Rule) -> None:
@@ -178,6 +179,7 @@ def test_the_sigmoid_rule_notices_broken_logits_where_it_draws() -> None:
     assert got.next_token[0] == want.next_token[0] and 0 <= got.next_token[1] < 1200
 
 
+@pytest.mark.quick("one NaN", "-inf")
 @pytest.mark.parametrize("broken", [-torch.inf, torch.nan, "one NaN", "one +inf"])
 def test_the_sigmoid_rule_notices_what_is_no_law_where_it_refuses(broken: float | str) -> None:
     round_ = make(1200, rows=2)
