@@ -222,6 +222,7 @@ class Mine(PromptLookup):
     """A user's own."""
 
 
+@pytest.mark.quick("folder", "auto", "bench.test_compare:Mine")
 @pytest.mark.usefixtures("tiny_loader")
 @pytest.mark.parametrize("drafter", ("self:8", "lookup,small", "auto", "bench.test_compare:Mine", "folder"))
 def test_any_drafter_may_be_measured(tmp_path: Path, drafter: str) -> None:

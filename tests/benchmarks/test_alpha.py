@@ -59,6 +59,7 @@ class TestOverlap:
         q_of = lambda history: law(first(torch.tensor([history])).logits[0, -1], temperature)  # noqa: E731
         assert found.tolist() == pytest.approx(by_hand(pair.target, q_of, temperature), abs=1e-5)
 
+    @pytest.mark.quick(every=2)
     @pytest.mark.parametrize("ids", [None, tuple(range(0, VOCAB, 2))])
     def test_feature_head(self, pair: Pair, temperature: float, ids: tuple[int, ...] | None) -> None:
         head = head_of(pair.target, noise=0.02)

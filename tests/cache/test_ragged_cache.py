@@ -160,6 +160,7 @@ def test_a_tenants_nan_is_not_inherited(family: str, form: Form, leaver: int) ->
     check_rows(scorer, standing | {9: [1, 2, 3]})
 
 
+@pytest.mark.quick(every=3)
 @pytest.mark.parametrize("kind", CACHES)
 @pytest.mark.parametrize("family", KINDS)
 def test_rows_come_and_go(family: str, kind: str) -> None:
@@ -193,6 +194,7 @@ def test_growth_keeps_every_key(family: str) -> None:
     check_rows(scorer, standing)
 
 
+@pytest.mark.quick(every=3)
 @pytest.mark.parametrize("kind", CACHES)
 @pytest.mark.parametrize(("family", "form"), FORMS)
 def test_rows_need_not_be_neighbours(family: str, form: Form, kind: str) -> None:

@@ -72,6 +72,7 @@ def test_all_tasks_greedily(tmp_path: Path) -> None:
     assert "| XSum | ROUGE-2 | 3 |" in written.stdout and evaluate(*asked, "--markdown", "--json").exit_code == 2
 
 
+@pytest.mark.quick("3-1", "auto-1")
 @pytest.mark.usefixtures("tiny")
 @pytest.mark.parametrize(("policy", "temperature"), [("auto", "1"), ("3", "1"), ("auto", "0")])
 def test_sampled_answers_say_which_policy_drafted_them(tmp_path: Path, policy: str, temperature: str) -> None:

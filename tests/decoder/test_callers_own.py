@@ -102,6 +102,7 @@ REPLACED: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.quick(every=2)
 @pytest.mark.parametrize("keywords", REPLACED, ids=lambda k: "+".join(k))
 def test_the_callers_take_the_place_of_the_configurations(keywords: dict[str, Any]) -> None:
     wanted, got = both(padded_inputs(PROMPTS[1:2]), **keywords)

@@ -60,7 +60,7 @@ SAME: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("keywords", SAME, ids=lambda k: "+".join(k))
-@pytest.mark.quick(every=2)
+@pytest.mark.quick(every=4)
 def test_inside_generate_equals_generate(keywords: dict[str, Any]) -> None:
     """Padding, lengths and all: the same tensor."""
     model, ours = tiny_model("llama"), decoder()

@@ -158,6 +158,7 @@ def test_rounds_without_drafts(blocks: int) -> None:
     stage.check((0,), stage.propose((0,)))
 
 
+@pytest.mark.quick(every=2)
 @pytest.mark.parametrize("cut", (1, 2, 4, 11, 13))
 def test_a_row_cut_back_anywhere(cut: int) -> None:
     """A kept row whose next prompt shares only its beginning: what was taken in behind it is taken in anew."""

@@ -498,6 +498,7 @@ def test_a_count_that_was_interrupted_begins_anew() -> None:
     assert torch.equal(made(torch.zeros(1, 10), [], 0), wanted(torch.zeros(1, 10), [], 0))
 
 
+@pytest.mark.quick("model-0.0", "none-1.1")
 @pytest.mark.parametrize("temperature", (0.0, 1.1))
 @pytest.mark.parametrize("drafter", ("none", "model"))
 def test_logprobs_are_the_models_own(drafter: str, temperature: float) -> None:

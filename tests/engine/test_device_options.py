@@ -85,7 +85,7 @@ def drawn(seed: int) -> tuple[dict[str, Any], list[Request]]:
     return settings, asked
 
 
-@pytest.mark.quick(*map(str, range(5)))
+@pytest.mark.quick(*map(str, range(3)))
 @pytest.mark.parametrize("seed", range(60))
 def test_any_options_in_any_batch(seed: int, whole_rounds: Callable[[], None]) -> None:
     settings, asked = drawn(seed)

@@ -35,6 +35,7 @@ def decode(decoder: forerun.SpeculativeDecoder, **settings: Any) -> None:
     decoder.generate(ids, max_new_tokens=8, temperature=0.8, seed=1, **settings)
 
 
+@pytest.mark.quick(every=2)
 @pytest.mark.parametrize(
     "drafter",
     (

@@ -83,7 +83,7 @@ def test_failures_are_told(program: str, message: str) -> None:
 )
 def test_what_never_ends_is_ended(program: str) -> None:
     started = time.monotonic()
-    assert run_program(program, Limits(seconds=0.4)).ending is Ending.TIME
+    assert run_program(program, Limits(seconds=0.2)).ending is Ending.TIME
     assert time.monotonic() - started < 8
 
 

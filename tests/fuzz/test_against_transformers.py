@@ -15,7 +15,7 @@ from forerun.types import Rule
 from fuzz.cases import case_of, check_against_transformers
 from fuzz.misbehaving import WildDrafter
 
-QUICK, ALL = 12, 320
+QUICK, ALL = 8, 320
 pytestmark = pytest.mark.filterwarnings("ignore::forerun.errors.ForerunWarning")  # some drafters and policies misbehave
 
 

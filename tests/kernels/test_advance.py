@@ -87,6 +87,7 @@ def test_lay_out(rows: int, count: int, number: int) -> None:
     assert theirs.positions.min() == 0 and theirs.addresses[0, 0] == (given[0][0] + 1) * 64 - 1, "its own last place"
 
 
+@pytest.mark.quick(every=5)
 @pytest.mark.parametrize("before", [-1, -16, -39])  # a short row whose long draft reads blocks' worth of places back
 @pytest.mark.parametrize(("rows", "count", "number"), [(1, 1, 1), (3, 2, 1), (8, 1, 4), (3, 9, 2)])
 def test_lay_out_in_blocks(rows: int, count: int, number: int, before: int) -> None:

@@ -132,6 +132,7 @@ def test_a_users_gguf_file_keeps_blocks_of_256(tmp_path: Path) -> None:
         assert torch.equal(mine.dense() if isinstance(mine, NarrowWeight) else mine, theirs), name
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(WHEEL.find() is None, reason="the embedded model is not installed")
 def test_the_embedded_model_keeps_its_blocks(embedded: Any) -> None:
     model = forerun.load(device="cpu").model

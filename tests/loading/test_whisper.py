@@ -103,6 +103,7 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
         whisper.whisper_config(found)
 
 
+@pytest.mark.slow
 @installed
 @needs("speech/manifest.jsonl")
 def test_the_real_one_writes_down_what_is_said() -> None:

@@ -209,6 +209,7 @@ def test_a_draw_is_the_inverse_of_the_distribution_function(vocab: int):
     assert torch.equal(draw(weights * 37.5, u), expected.squeeze(-1))  # weights need not be normalised
 
 
+@pytest.mark.quick(every=3)
 @pytest.mark.parametrize("vocab", [3, 1024, 2500, 4097])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_a_token_without_weight_is_never_drawn(vocab: int, dtype: torch.dtype):

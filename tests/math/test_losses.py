@@ -31,6 +31,7 @@ def case(tokens: Tensor | None = None, dtype: torch.dtype = torch.float64) -> tu
     return teacher(p, tokens), q if tokens is None else q[:, tokens], hidden, feature
 
 
+@pytest.mark.quick(every=2)
 @pytest.mark.parametrize("name", [*LOSSES, *RECIPES, "tv+0.1*kl"])
 @pytest.mark.parametrize("tokens", [None, torch.tensor([0, 2, 3, 6])])
 def test_gradients_match_finite_differences(name: str, tokens: Tensor | None) -> None:

@@ -13,6 +13,7 @@ VOCAB = 40
 IDS = torch.tensor([0, 3, 4, 11, 20, 38])
 
 
+@pytest.mark.quick(every=2)
 @pytest.mark.parametrize(
     "given",
     [{"temperature": 1.0}, {"temperature": 0.6, "top_k": 3}, {"temperature": 1.0, "top_p": 0.7}, {}],

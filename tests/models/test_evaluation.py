@@ -130,7 +130,7 @@ def test_an_evaluation_that_nobody_holds_ends() -> None:
     unheld = Evaluation((model,))
     assert not model.training
     del unheld
-    gc.collect()
+    gc.collect(1)
     assert model.training
 
 
@@ -180,7 +180,7 @@ def test_models_that_cannot_be_taken_hold_up_nobody_else() -> None:
     model = nn.Linear(2, 2)
     with pytest.raises(AttributeError):
         Evaluation((model, None))  # type: ignore[arg-type]
-    gc.collect()
+    gc.collect(1)
     assert model.training
     with Evaluation((model,)):
         assert not model.training

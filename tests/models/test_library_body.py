@@ -63,6 +63,7 @@ def test_families(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
         check(logits, recomputed(model, text[: n + width])[n:])
 
 
+@pytest.mark.quick(every=2)
 @pytest.mark.parametrize("family", ["llama", "gemma3_text", "gptj"])
 @pytest.mark.parametrize("tails", [(1, 1, 1), (3, 1, 30), (8, 1, 2)])
 def test_few_logits_are_those_of_all(tails: tuple[int, ...], family: str) -> None:

@@ -79,12 +79,12 @@ def check(got: list[Tensor], want: list[Tensor], scheme: str, kind: str = "llama
         assert error(got, want) < (2e-3 if SCHEMES[scheme].rounds_rows else 5e-5)
 
 
-def scores(scorer: Scorer) -> list[Tensor]:
+def scores(scorer: Scorer, alone: int = len(NEW[0])) -> list[Tensor]:
+    """Of so many tokens alone: through the interpreter the next ones are as dear as the first."""
     feed(scorer)
     found = list(scorer.score([0, 1], NEW).split([len(new) for new in NEW]))
     scorer.rewind([0], [len(TEXTS[0])])
-    alone = torch.cat([scorer.score([0], [[token]]) for token in NEW[0]])
-    return [*found, alone]
+    return [*found, torch.cat([scorer.score([0], [[token]]) for token in NEW[0][:alone]])]
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
@@ -111,7 +111,7 @@ def test_fused_layers(scheme: str, kind: str, monkeypatch: pytest.MonkeyPatch) -
     scorer = Scorer(model, use=Kernels.ON)
     assert isinstance(scorer.body, GpuBody), gpu.why_not(model)
     assert isinstance(scorer.body.layers[0].qkv.weight, ScaledWeight)
-    check(scores(scorer), [*want, want[0]], scheme, kind)
+    check(scores(scorer, alone=1), [*want, want[0][:1]], scheme, kind)
 
 
 @pytest.mark.quick("fp8-qwen3", "int8-llama")

@@ -94,7 +94,7 @@ FAULTS = {
 }
 
 
-@pytest.mark.quick(every=2)
+@pytest.mark.quick(every=5)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("name", ("llama", "mixtral", "bloom"))
 def test_rounding_passes(name: str, dtype: torch.dtype) -> None:

@@ -183,6 +183,7 @@ def test_more_requests_than_can_be_answered() -> None:
         assert (mean(waits[1500:]) > 3 * mean(waits[:500])) is grows
 
 
+@pytest.mark.slow
 def test_the_more_requests_the_smaller_the_split_that_answers_soonest() -> None:
     """As docs/devices.md says of eight devices."""
     best = []
