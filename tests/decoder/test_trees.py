@@ -128,7 +128,8 @@ def test_features_follow_the_kept_path() -> None:
     model = tiny_model("llama")
     prompts, _, _ = oracle("llama")
     decoder = forerun.SpeculativeDecoder(model, Tree(FeatureHead(head_of(model)), nodes=9), policy=4)
-    features = decoder.drafter.inner.trunk.features
+    trunk = decoder.drafter.inner.trunk
+    features, target = trunk.features, trunk._target
     heard = 0
     stream = decoder.stream(*padded(prompts[1:2], "left"), max_new_tokens=NEW)
     text = list(prompts[1])
@@ -139,7 +140,7 @@ def test_features_follow_the_kept_path() -> None:
         length = features.length(0)
         assert length == len(text) - 1
         want = model.base_model(torch.tensor([text[:length]]), use_cache=False).last_hidden_state[0]
-        check(features.take([0], [0], [length]), want)
+        check(features.take([0], [0], [length], target), want)
         heard += len(progress.tokens) > 2
     assert heard, "no path of two nodes was ever kept"
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +16,18 @@ from forerun.drafters import features
 from forerun.drafters.features import Features
 
 SIZE = 3
+
+
+class LastLayer:
+    """Stands for the target: states before its last layer are below 0, those behind it above."""
+
+    def finish(self, rows: Sequence[int], starts: Sequence[int], counts: Sequence[int], states: Tensor) -> Tensor:
+        assert len(states) == sum(counts) and len(rows) == len(starts) == len(counts)
+        assert (states < 0).all(), "a state went through the last layer twice"
+        return -states
+
+
+TARGET: Any = LastLayer()
 
 
 class Kept:
@@ -33,7 +47,7 @@ def check(heard: Features, kept: Kept, every: bool = False) -> None:
         assert heard.length(row) == len(vectors)
     full = [row for row, vectors in kept.rows.items() if vectors]
     if every and full:
-        found = heard.take(full, [0] * len(full), [len(kept.rows[row]) for row in full])
+        found = heard.take(full, [0] * len(full), [len(kept.rows[row]) for row in full], TARGET)
         assert torch.equal(found, torch.stack([vector for row in full for vector in kept.rows[row]]))
 
 
@@ -46,7 +60,7 @@ def test_random_lives_of_rows(seed: int, monkeypatch: pytest.MonkeyPatch) -> Non
     memory = torch.empty(64, SIZE)  # which a body writes its next hidden states into
     for _ in range(300):
         rows = sorted(kept.rows)
-        act = choose.choice(["round"] * 8 + ["pass", "rewind", "keep", "copy", "admit", "release", "look"])
+        act = choose.choice(["round"] * 8 + ["pass", "rewind", "keep", "copy", "admit", "release", "look", "read"])
         if act == "admit" or not rows:
             heard.admit(number)
             kept.rows[number] = []
@@ -55,10 +69,13 @@ def test_random_lives_of_rows(seed: int, monkeypatch: pytest.MonkeyPatch) -> Non
             asked = rows if choose.random() < 0.8 else choose.sample(rows, choose.randint(1, len(rows)))
             counts = [1 if act == "round" else choose.randint(1, 4) for _ in asked]
             past = [len(kept.rows[row]) + (choose.random() < 0.02) for row in asked]
-            hidden = memory[: sum(counts)].copy_(torch.randn(sum(counts), SIZE)) if sum(counts) <= 64 else None
+            hidden = memory[: sum(counts)].copy_(1 + torch.rand(sum(counts), SIZE)) if sum(counts) <= 64 else None
             if hidden is not None:
                 kept.hear(asked, past, counts, hidden.clone())
-                heard.on_hidden_states(asked, past, counts, hidden)
+                finished = None if act == "round" else [choose.randint(0, count) for count in counts]
+                for own, tail in zip(hidden.split(counts), finished or counts, strict=True):
+                    own[: len(own) - tail].neg_()
+                heard.on_hidden_states(asked, past, counts, hidden, finished)
         elif act == "rewind":
             row = choose.choice(rows)
             length = choose.randint(0, len(kept.rows[row]) + 1)
@@ -67,6 +84,7 @@ def test_random_lives_of_rows(seed: int, monkeypatch: pytest.MonkeyPatch) -> Non
         elif act == "keep":
             row = choose.choice(rows)
             start = choose.randint(0, len(kept.rows[row]))
+            heard.finish([row], [range(start, len(kept.rows[row]))], TARGET)  # trees are run whole
             tail = kept.rows[row][start:]
             picks = sorted(choose.sample(range(len(tail)), choose.randint(0, len(tail))))
             with torch.inference_mode():  # as scorers keep paths
@@ -82,6 +100,12 @@ def test_random_lives_of_rows(seed: int, monkeypatch: pytest.MonkeyPatch) -> Non
             row = choose.choice(rows)
             heard.release(row)
             del kept.rows[row]
+        elif act == "read":  # a part of a row
+            row = choose.choice(rows)
+            first, last = sorted(choose.choices(range(len(kept.rows[row]) + 1), k=2))
+            if first < last:
+                found = heard.take([row], [first], [last - first], TARGET)
+                assert torch.equal(found, torch.stack(kept.rows[row][first:last]))
         check(heard, kept, act == "look")
     check(heard, kept, every=True)
 
@@ -95,7 +119,7 @@ def test_vectors_of_many_rounds_are_stored_together(monkeypatch: pytest.MonkeyPa
     for past in range(features.MOST_WAITING + 2):
         heard.on_hidden_states([0, 1], [past, past], [1, 1], torch.full((2, SIZE), float(past)))
     assert writes == [[features.MOST_WAITING] * 2]
-    assert heard.take([1], [features.MOST_WAITING], [2])[:, 0].tolist() == [
+    assert heard.take([1], [features.MOST_WAITING], [2], TARGET)[:, 0].tolist() == [
         features.MOST_WAITING,
         features.MOST_WAITING + 1,
     ]
@@ -124,5 +148,5 @@ def test_vectors_that_find_no_room_are_not_lost() -> None:
         heard.on_hidden_states(rows, [past, past], [1, 1], torch.randn(2, SIZE))
     for _ in range(2):
         with pytest.raises(CacheFull):
-            heard.take([0], [0], [1])
+            heard.take([0], [0], [1], TARGET)
     assert heard.length(0) == 66

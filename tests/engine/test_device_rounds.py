@@ -102,7 +102,15 @@ class Ear:
     def __init__(self) -> None:
         self.heard: dict[tuple[int, int], Tensor] = {}
 
-    def on_hidden_states(self, rows: Sequence[int], past: Sequence[int], counts: Sequence[int], hidden: Tensor) -> None:
+    def on_hidden_states(
+        self,
+        rows: Sequence[int],
+        past: Sequence[int],
+        counts: Sequence[int],
+        hidden: Tensor,
+        finished: Sequence[int] | None = None,
+    ) -> None:
+        assert finished is None
         places = [(row, p + i) for row, p, count in zip(rows, past, counts, strict=True) for i in range(count)]
         self.heard.update(zip(places, hidden.clone(), strict=True))
 

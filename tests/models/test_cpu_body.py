@@ -139,7 +139,8 @@ def test_hidden_states_and_picked_logits(model: Any) -> None:
     heard: list[torch.Tensor] = []
 
     class Ear:
-        def on_hidden_states(self, rows: Any, past: Any, counts: Any, hidden: torch.Tensor) -> None:
+        def on_hidden_states(self, rows: Any, past: Any, counts: Any, hidden: torch.Tensor, finished: Any) -> None:
+            assert finished is None, "fused layers leave none out"
             heard.append(hidden)
 
         def on_copy(self, source: int, row: int, length: int) -> None:

@@ -17,6 +17,7 @@ from support.tiny import tiny_model
 pytest.importorskip("numba")
 
 from forerun.config import Kernels
+from forerun.drafters.features import Features
 from forerun.kernels.cpu.narrow import narrow_parameter
 from forerun.models import self_check
 from forerun.models.bodies import choose, cpu, cpu_library
@@ -87,7 +88,7 @@ def test_prompts_that_end_beside_others_that_go_on(ending: tuple[int, ...]) -> N
 
 
 def test_the_last_layer_runs_for_what_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Few tokens where few logits are wanted, none where none are, all where somebody listens to hidden states."""
+    """Few tokens where few logits are wanted, none where none are, all where hidden states are asked for."""
     counts: list[int] = []
     finish = LibraryBody._finish_layer
 
@@ -109,6 +110,37 @@ def test_the_last_layer_runs_for_what_is_asked(monkeypatch: pytest.MonkeyPatch) 
     embeddings = scorer.model.get_input_embeddings()(torch.tensor([1, 2, 3]))
     scorer.run([0], [3], embeddings)
     assert counts == [3] * layers
+
+
+@pytest.mark.parametrize("family", NAMES)
+@pytest.mark.quick("llama", "gemma3_text", "gpt_neox-parallel", "opt")
+def test_the_last_layer_may_run_later(family: str) -> None:
+    """For whoever reads hidden states, in parts and in any order; the target's keys keep their bits."""
+    model = described_model(family)
+    if choose.why_not(model) or cpu_library.why_not(model):
+        return
+    scorer, texts, heard = _scorer(model), _texts(model), Features()
+    scorer.observers.append(heard)
+    for row in range(3):
+        scorer.admit(row)
+        heard.admit(row)
+    scorer.feed(range(3), [text[:30] for text in texts])
+    scorer.feed_to_end(range(3), [text[30:] for text in texts], [1])
+    pools = [pool for layer in scorer.cache.layers.values() for pool in layer.flat]
+    before = [pool.clone() for pool in pools]
+    assert sum(len(span) for spans in heard._unfinished.values() for span in spans) == sum(map(len, texts)) - 1
+    some = torch.cat([_hidden(model, texts[2][:50])[20:], _hidden(model, texts[0][:40])])
+    check(heard.take([2, 0], [20, 0], [30, 40], scorer), some)
+    for row, text in enumerate(texts):
+        check(heard.take([row], [0], [len(text)], scorer), _hidden(model, text))
+    assert not heard._unfinished
+    assert all(map(torch.equal, pools, before))
+
+
+def _hidden(model: Any, text: list[int]) -> torch.Tensor:
+    """Last hidden states by transformers."""
+    with torch.inference_mode():
+        return model.base_model(torch.tensor([text])).last_hidden_state[0]
 
 
 @pytest.mark.parametrize("family", LEFT_TO_MODULES)

@@ -52,6 +52,7 @@ class DeviceHead(DeviceDrafter):
 
     def read_up(self, rows: Sequence[int], histories: Sequence[Sequence[int]], first: int) -> None:
         self.trunk.read_up(rows, histories, first)
+        self.trunk.finish(rows, histories)
 
     def on_hidden_states(self, rows: DeviceRows, hidden: Tensor) -> None:
         self.trunk.features.write_at(rows.draft_slots, rows.past, hidden)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
+from itertools import compress
 
 import torch
 from torch import Tensor
@@ -10,6 +12,7 @@ from torch import Tensor
 from forerun import ops
 from forerun.cache.base import KeyValueCache
 from forerun.cache.ragged import RaggedCache
+from forerun.models.scorer import Scorer
 from forerun.types import RaggedRows
 
 MOST_WAITING = 32  # rounds without drafts whose vectors are stored together
@@ -21,12 +24,14 @@ class Features:
     A vector is to the target's keys what one is to twice the layers, so that keeping all of them costs little. A row
     whose beginning was missed (its target was running before anybody listened) stays unheard. On a CPU vectors of
     rounds without drafts wait until somebody reads them: to store those of each round would cost as much as all else
-    that listening costs.
+    that listening costs. Of long prompts the target may hand over what lies before its last layer, a thirtieth of the
+    work of a prompt, which is then run when somebody reads them.
     """
 
     def __init__(self, cache: KeyValueCache | None = None) -> None:
         self.cache = RaggedCache() if cache is None else cache
         self._rows: set[int] = set()
+        self._unfinished: dict[int, list[range]] = {}  # by row: positions whose vectors lie before the last layer
         self._waiting = _Waiting()
 
     def admit(self, row: int) -> None:
@@ -38,6 +43,7 @@ class Features:
         if row in self._rows:
             self._store()
             self._rows.remove(row)
+            self._unfinished.pop(row, None)
             self.cache.release(row)
 
     def knows(self, row: int) -> bool:
@@ -50,22 +56,35 @@ class Features:
         if length < self.length(row):
             self._store()
             self.cache.rewind(row, length)
+            self._forget(row, range(length, sys.maxsize))
 
-    def on_hidden_states(self, rows: Sequence[int], past: Sequence[int], counts: Sequence[int], hidden: Tensor) -> None:
-        if self._waiting.goes_on(rows, past, hidden):
+    def on_hidden_states(
+        self,
+        rows: Sequence[int],
+        past: Sequence[int],
+        counts: Sequence[int],
+        hidden: Tensor,
+        finished: Sequence[int] | None = None,
+    ) -> None:
+        finished = counts if finished is None else finished
+        is_round = len(hidden) == len(rows) == sum(finished)  # one vector a row
+        if is_round and self._waiting.goes_on(rows, past, hidden):
             return
         self._store()
-        if len(hidden) == len(rows) and not hidden.is_cuda and all(map(self._follows, rows, past)):
+        follows = [self._follows(row, length) for row, length in zip(rows, past, strict=True)]
+        if is_round and not hidden.is_cuda and all(follows):
             self._waiting.begin(rows, past, hidden)
             return
-        follows = [self._follows(row, length) for row, length in zip(rows, past, strict=True)]
         if not all(follows):
-            parts = [part for part, wanted in zip(hidden.split(list(counts)), follows, strict=True) if wanted]
-            rows, counts = ([x for x, wanted in zip(xs, follows, strict=True) if wanted] for xs in (rows, counts))
+            parts = list(compress(hidden.split(list(counts)), follows))
+            rows, past, counts, finished = (list(compress(each, follows)) for each in (rows, past, counts, finished))
             if not parts:
                 return
             hidden = torch.cat(parts)
         self._write(rows, counts, hidden)
+        for row, first, count, tail in zip(rows, past, counts, finished, strict=True):
+            if tail < count:
+                self._unfinished.setdefault(row, []).append(range(first, first + count - tail))
 
     def _store(self) -> None:
         """What waits."""
@@ -80,17 +99,57 @@ class Features:
         vectors = hidden.unsqueeze(1)
         self.cache.write(0, addresses, vectors, vectors[..., :0])
 
-    def take(self, rows: Sequence[int], starts: Sequence[int], counts: Sequence[int]) -> Tensor:
+    def take(self, rows: Sequence[int], starts: Sequence[int], counts: Sequence[int], target: Scorer) -> Tensor:
         """[N, H] `counts[i]` vectors of each row from position `starts[i]` on, row by row."""
+        self.finish(rows, [range(start, start + count) for start, count in zip(starts, counts, strict=True)], target)
+        kept = self._kept
+        return kept[self._places(rows, starts, counts).to(kept.device)]
+
+    @torch.inference_mode()
+    def finish(self, rows: Sequence[int], wanted: Sequence[range], target: Scorer) -> None:
+        """Run the target's last layer for positions that are `wanted` of each row and have not been through it."""
         self._store()
+        parts = [
+            (row, range(max(span.start, own.start), min(span.stop, own.stop)))
+            for row, own in zip(rows, wanted, strict=True)
+            for span in self._unfinished.get(row, ())
+        ]
+        if parts := [(row, part) for row, part in parts if part]:
+            asked = [row for row, _ in parts], [part.start for _, part in parts], [len(part) for _, part in parts]
+            places = self._places(*asked)
+            self._kept[places] = target.finish(*asked, self._kept[places])
+            for row, part in parts:
+                self._forget(row, part)
+
+    def _forget(self, row: int, done: range) -> None:
+        """Nothing is left to do for these positions."""
+        if row in self._unfinished:
+            parts = (
+                part
+                for span in self._unfinished.pop(row)
+                for part in (
+                    range(span.start, min(span.stop, done.start)),
+                    range(max(span.start, done.stop), span.stop),
+                )
+            )
+            if left := [part for part in parts if part]:
+                self._unfinished[row] = left
+
+    @property
+    def _kept(self) -> Tensor:
+        """[P, H] all vectors."""
+        return self.cache.layers[0].flat[0].squeeze(1)
+
+    def _places(self, rows: Sequence[int], starts: Sequence[int], counts: Sequence[int]) -> Tensor:
+        """[N] where vectors lie."""
         slots = tuple(self.cache.slot(row) for row in rows)
-        kept = self.cache.layers[0].flat[0].squeeze(1)
-        return kept[self.cache.addresses(RaggedRows(slots, tuple(starts), tuple(counts))).to(kept.device)]
+        return self.cache.addresses(RaggedRows(slots, tuple(starts), tuple(counts)))
 
     def set_length(self, row: int, length: int) -> None:
         """After a round that the device ran by itself: the first `length` vectors stand."""
         self._store()
         self.cache.set_length(row, length)
+        self._forget(row, range(length, sys.maxsize))
 
     def write_at(self, slots: Tensor, past: Tensor, hidden: Tensor) -> None:
         """`hidden` [R * T, H] of rows at `slots` [R] from position `past` [R] on, all numbers on the device."""
@@ -125,6 +184,8 @@ class Features:
         self._store()
         if row in self._rows and self.length(source) >= length:
             self.cache.copy(source, row, length)
+            self._unfinished[row] = list(self._unfinished.get(source, []))
+            self._forget(row, range(length, sys.maxsize))
 
 
 class _Waiting:

@@ -161,6 +161,12 @@ class Trunk:
             self.body.cache.copy(source, row, self.body.length(source))
 
     @torch.inference_mode()
+    def finish(self, rows: Sequence[int], histories: Sequence[Sequence[int]]) -> None:
+        """Let no feature wait for the target's last layer: for whoever reads them without asking."""
+        assert self._target is not None
+        self.features.finish(rows, [range(len(history)) for history in histories], self._target)
+
+    @torch.inference_mode()
     def branch(
         self, rows: Sequence[int], hidden: Tensor, tokens: Sequence[Sequence[int]], trees: Sequence[Sequence[int]]
     ) -> Tensor:
@@ -236,7 +242,8 @@ class Trunk:
         starts = [self.body.length(row) for row in rows]
         spans = zip(rows, starts, counts, strict=True)
         tokens = [token for row, start, count in spans for token in histories[row][start + 1 : start + count + 1]]
-        features = self.features.take(rows, starts, counts)
+        assert self._target is not None
+        features = self.features.take(rows, starts, counts, self._target)
         return self.body.run(rows, counts, self.inputs(torch.tensor(tokens, device=features.device), features))
 
 

@@ -32,7 +32,7 @@ from forerun.models.families import Family, Layout
 from forerun.models.fingerprint import Fingerprint
 from forerun.models.passes import between_passes, restore
 from forerun.models.sharded import Counterparts, PassCall, ranks_of
-from forerun.types import Source
+from forerun.types import RaggedRows, Source
 
 # Tokens of one prompt pass, all rows together: long enough to keep a processor busy, short enough to bound its memory.
 # On a GPU fewer than 4096 leave the device waiting for the host.
@@ -56,8 +56,18 @@ RecordedFeed = Callable[[list[Unread], PromptEnds], list[Unread]]
 class HiddenStateObserver(Protocol):
     """Whoever wants the last hidden state of every position that a scorer runs."""
 
-    def on_hidden_states(self, rows: Sequence[int], past: Sequence[int], counts: Sequence[int], hidden: Tensor) -> None:
-        """`hidden` [N, H]: row `rows[i]` has had `past[i]` tokens and now `counts[i]` more, row by row."""
+    def on_hidden_states(
+        self,
+        rows: Sequence[int],
+        past: Sequence[int],
+        counts: Sequence[int],
+        hidden: Tensor,
+        finished: Sequence[int] | None = None,
+    ) -> None:
+        """`hidden` [N, H]: row `rows[i]` has had `past[i]` tokens and now `counts[i]` more, row by row.
+
+        All but the `finished[i]` last of them are states before the last layer, which `Scorer.finish` runs.
+        """
         ...
 
     def on_copy(self, source: int, row: int, length: int) -> None:
@@ -96,6 +106,7 @@ class Scorer:
     ) -> None:
         self.model = model
         self.observers: list[HiddenStateObserver] = []
+        self._paused: Body | None = None  # who has left positions before the last layer
         self._recorded_feed: WeakMethod[RecordedFeed] | None = None
         self.form = form
         self.kernels = kernels(use)
@@ -387,6 +398,16 @@ class Scorer:
         assert hidden is not None
         return hidden
 
+    @torch.inference_mode()
+    def finish(self, rows: Sequence[int], starts: Sequence[int], counts: Sequence[int], states: Tensor) -> Tensor:
+        """Last hidden states [N, H] of `counts[i]` positions of each row from `starts[i]` on, row by row.
+
+        `states` [N, H] are what observers were told of them before the last layer.
+        """
+        assert self._paused is not None
+        slots = tuple(self.cache.slot(row) for row in rows)
+        return self._paused.finish(states, RaggedRows(slots, tuple(starts), tuple(counts)), self.cache)
+
     def _logits(
         self, rows: Sequence[int], blocks: Sequence[Sequence[int]], keep: Tensor | None, trees: Trees | None
     ) -> Tensor:
@@ -415,7 +436,7 @@ class Scorer:
         """One pass over what is `new`: token ids [N], or embeddings [N, H] in their place."""
         if trees is not None and all(map(is_chain, trees)):
             trees = None  # chains need no mask of their own
-        sources = self._sources(rows)
+        sources, may_pause = self._sources(rows), not wants_hidden
         wants_hidden = wants_hidden or bool(self.observers)
         before = [self.cache.length(row) for row in rows]
         try:
@@ -425,15 +446,16 @@ class Scorer:
                 is_long = longest is not None and len(new) > longest
                 body = self.body.beyond if is_long else self.body
             body = body or self.modules
-            call = ForwardPass(new, places, self.cache, trees, sources, wants_logits, keep, wants_hidden)
+            call = ForwardPass(new, places, self.cache, trees, sources, wants_logits, keep, wants_hidden, may_pause)
             with self._on_all_ranks(call, body):
                 out = body.run(call)
         except BaseException:
             self.rewind(rows, before)  # a pass that fails leaves no token behind
             raise
+        self._paused = self._paused if out.finished is None else body
         for observer in self.observers:
             assert out.hidden is not None
-            observer.on_hidden_states(rows, places.past, places.counts, out.hidden)
+            observer.on_hidden_states(rows, places.past, places.counts, out.hidden, out.finished)
         return out
 
     def _on_all_ranks(self, call: ForwardPass, body: Body) -> AbstractContextManager[None]:

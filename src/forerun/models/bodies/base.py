@@ -33,6 +33,7 @@ class ForwardPass:
     wants_logits: bool = False
     keep: Tensor | None = None  # [M] the positions among N whose logits are wanted; None: all
     wants_hidden: bool = True  # bodies that have to go out of their way for hidden states may leave them out
+    may_pause: bool = False  # whether hidden states may be left before the last layer where no logits follow
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +42,8 @@ class PassOutput:
 
     hidden: Tensor | None  # [N, H] last hidden states, the final norm included
     logits: Tensor | None  # [N, V] or [M, V]
+    # Of each row so many last positions have been through the last layer, the others' states lie before it; None: all.
+    finished: tuple[int, ...] | None = None
 
 
 class Body(ABC):
@@ -52,6 +55,10 @@ class Body(ABC):
     @abstractmethod
     def run(self, call: ForwardPass) -> PassOutput:
         """Run a pass. One that raises may leave keys behind, which the caller's lengths then do not count."""
+
+    def finish(self, states: Tensor, rows: RaggedRows, cache: KeyValueCache) -> Tensor:
+        """Last hidden states [N, H] of positions that a pass has left before the last layer, row by row."""
+        raise NotImplementedError(f"{type(self).__name__} leaves no layer out")
 
 
 class FusedBody(Body):

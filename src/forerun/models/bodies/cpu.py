@@ -42,6 +42,7 @@ from forerun.models.bodies.description import (
     Mlp,
 )
 from forerun.models.bodies.merging import Product, by_outputs, expert_weights
+from forerun.types import RaggedRows
 
 TOKENS_AT_ONCE = 128  # weights are read once for so many; a prompt's activations then still fit the caches
 LINE = 16  # floats of a cache line
@@ -102,7 +103,7 @@ class CpuBody(DescribedBody):
     def hidden(self, call: ForwardPass) -> Tensor:
         rows, cache = call.rows, call.cache
         self._check_weights()
-        positions, starts = places_of(call)
+        positions, starts = places_of(rows, cache)
         x = self._embedded(call.new, torch.from_numpy(positions))
         x = x.clone() if x is call.new else x
         self._prepare(cache, rows.longest, min(len(positions), TOKENS_AT_ONCE))
@@ -235,11 +236,10 @@ class CpuBody(DescribedBody):
         self._like = tuple(torch.empty(0, says.num_key_heads, size, dtype=torch.float32) for size in sizes)
 
 
-def places_of(call: ForwardPass) -> tuple[Ints, Ints]:
+def places_of(rows: RaggedRows, cache: KeyValueCache) -> tuple[Ints, Ints]:
     """Of each new token its position, and where its row begins in the cache, [N] each."""
-    rows = call.rows
     positions = np.concatenate([np.arange(p, p + c) for p, c in zip(rows.past, rows.counts, strict=True)])
-    return positions, np.repeat(np.array(rows.slots, dtype=np.int64) * call.cache.capacity, rows.counts)
+    return positions, np.repeat(np.array(rows.slots, dtype=np.int64) * cache.capacity, rows.counts)
 
 
 def _aligned(count: int) -> Floats:

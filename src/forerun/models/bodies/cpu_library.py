@@ -3,7 +3,7 @@
 Tiles of ours (`bodies.cpu`) read a weight once for few tokens and add up in one order; for hundreds of tokens a
 library's products are faster. What lies between the products is compiled, as there: modules have a dozen small
 operations for it, each of which goes through all activations. Nobody needs the last layer of a prompt but for its last
-token, so what is not asked for is left out.
+token, so what is not asked for is left out; drafters that read hidden states may ask for it later.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from forerun.cache.base import ranges
+from forerun.cache.base import KeyValueCache, ranges
 from forerun.kernels.cpu import norms, pointwise
 from forerun.kernels.cpu.memory import Ints
 from forerun.kernels.cpu.narrow import NarrowWeight
 from forerun.kernels.cpu.threads import turn
 from forerun.math.banded_attention import Bands, attend_bands, bands
 from forerun.models.bodies import cpu, readers
-from forerun.models.bodies.base import ForwardPass
+from forerun.models.bodies.base import ForwardPass, PassOutput
 from forerun.models.bodies.description import Attention, Decoder, DecoderLayer, Mlp
 from forerun.models.bodies.merging import Product, by_outputs
 from forerun.types import RaggedRows
@@ -53,10 +53,16 @@ def _why_not(decoder: Decoder) -> str | None:
 class LibraryBody(cpu.CpuBody):
     """The same layers, product by product."""
 
+    def run(self, call: ForwardPass) -> PassOutput:
+        out = super().run(call)
+        if not call.wants_hidden or (tails := _tails(call)) is None:
+            return out
+        return PassOutput(out.hidden, out.logits, tuple(tails))
+
     def hidden(self, call: ForwardPass) -> Tensor:
-        """Where logits alone are asked for, only the positions that they follow have gone through the last layer."""
+        """Only the positions whose last hidden states are asked for have gone through the last layer."""
         self._check_weights()
-        positions, starts = cpu.places_of(call)
+        positions, starts = cpu.places_of(call.rows, call.cache)
         x = self._embedded(call.new, torch.from_numpy(positions))
         x = x.clone() if x is call.new else x.contiguous()
         self._prepare(call.cache, call.rows.longest, 0)
@@ -64,7 +70,10 @@ class LibraryBody(cpu.CpuBody):
         states, room = _States(x, call.rows), _Room()
         with turn(self.num_threads):
             for index, layer in enumerate(self.decoder.layers):
-                inner, query = self._write_heads(index, layer.attention, states.x, positions, starts + positions, room)
+                addresses = starts + positions
+                inner, query = self._write_heads(
+                    index, layer.attention, states.x, positions, addresses, room, self._layers
+                )
                 if wanted is not None and index == len(self.decoder.layers) - 1:
                     states, inner, query = states.of(*wanted), inner[wanted[1]], query[:, wanted[1]]
                 if len(states.x):
@@ -77,16 +86,32 @@ class LibraryBody(cpu.CpuBody):
         x[wanted[1]] = states.x
         return x
 
+    def finish(self, states: Tensor, rows: RaggedRows, cache: KeyValueCache) -> Tensor:
+        """Keys and values stay as they are: made again among other tokens, they may be rounded otherwise."""
+        self._check_weights()
+        x, index, decoder = states.clone(), len(self.decoder.layers) - 1, self.decoder
+        positions, _ = cpu.places_of(rows, cache)
+        self._prepare(cache, rows.longest, 0)
+        layer, layers, room = decoder.layers[index], self._layers.copy(), _Room()
+        aside = x.new_empty(2, len(x), decoder.num_key_heads, decoder.head_size)
+        layers[index]["keys"], layers[index]["values"] = aside[0].data_ptr(), aside[1].data_ptr()
+        with turn(self.num_threads):
+            inner, query = self._write_heads(index, layer.attention, x, positions, np.arange(len(x)), room, layers)
+            self._finish_layer(index, layer, _States(x, rows), inner, query, room)
+        self._pools = []
+        norms.norms(x.numpy(), self._norm, x.numpy())
+        return x
+
     def _write_heads(
-        self, index: int, says: Any, x: Tensor, positions: Ints, addresses: Ints, room: _Room
+        self, index: int, says: Any, x: Tensor, positions: Ints, addresses: Ints, room: _Room, layers: Any
     ) -> tuple[Tensor, Tensor]:
-        """What attention reads [N, H], and queries [Hq, N, D]; keys and values are in the cache."""
+        """What attention reads [N, H], and queries [Hq, N, D]; keys and values are where `layers` say."""
         decoder, inner = self.decoder, torch.empty_like(x)
         pointwise.norm_rows(x.numpy(), self._layers, index, False, inner.numpy(), self.num_threads)
         heads = _products(inner, says.qkv, room)
         query = x.new_empty(decoder.num_heads, len(x), decoder.head_size)
         pointwise.finish_rows(
-            heads.numpy(), query.numpy(), self._order(says), self._layers, index, self._angles, positions, addresses,
+            heads.numpy(), query.numpy(), self._order(says), layers, index, self._angles, positions, addresses,
             decoder.is_interleaved, decoder.num_key_heads, self.num_threads,
         )  # fmt: skip
         return inner, query
@@ -136,22 +161,28 @@ class _States:
         return self._bands[window]
 
 
-def _wanted(call: ForwardPass) -> tuple[RaggedRows, Tensor] | None:
-    """The last tokens of rows, where nobody asks for what the last layer makes of others; None where somebody does."""
-    rows = call.rows
-    if call.wants_hidden or (call.wants_logits and call.keep is None):
+def _tails(call: ForwardPass) -> list[int] | None:
+    """How many of the last tokens of each row the last layer is for; None where it is for all."""
+    if (call.wants_hidden and not call.may_pause) or (call.wants_logits and call.keep is None):
         return None
     if not call.wants_logits or call.keep is None:
-        return RaggedRows((), (), ()), torch.zeros(0, dtype=torch.long)
-    ends = torch.tensor([0, *accumulate(rows.counts)])
-    tails = torch.histogram(call.keep.double(), ends.double()).hist.long().tolist()
+        return [0] * len(call.rows.counts)
+    ends = torch.tensor([0, *accumulate(call.rows.counts)])
+    tails: list[int] = torch.histogram(call.keep.double(), ends.double()).hist.long().tolist()
     starts = [end - tail for end, tail in zip(ends[1:].tolist(), tails, strict=True)]
-    if not torch.equal(ranges(starts, tails), call.keep):
+    return tails if torch.equal(ranges(starts, tails), call.keep) else None
+
+
+def _wanted(call: ForwardPass) -> tuple[RaggedRows, Tensor] | None:
+    """Those tokens, and where they stand; None where they are all."""
+    if (tails := _tails(call)) is None:
         return None
+    rows = call.rows
     columns = zip(rows.slots, rows.past, rows.counts, tails, strict=True)
     ending = [(slot, past + count - tail, tail) for slot, past, count, tail in columns if tail]
     slots, before, counts = zip(*ending, strict=True) if ending else ((), (), ())
-    return RaggedRows(slots, before, counts), call.keep
+    keep = torch.zeros(0, dtype=torch.long) if call.keep is None else call.keep
+    return RaggedRows(slots, before, counts), keep
 
 
 class _Room:
