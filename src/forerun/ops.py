@@ -215,7 +215,7 @@ def project(
         from forerun.kernels.linear import project as kernel
 
         return kernel.project(x, weight, bias, norm, residual, activation, multiplier)
-    made = skinny_reference.activated(_linear(x, weight, bias, norm), activation)
+    made = _linear(x, weight, bias, norm, activation)
     made = made if multiplier == 1 else multiplier * made
     return made if residual is None else residual + made
 
@@ -268,12 +268,22 @@ def write_heads(projected: Tensor, heads: Heads) -> Tensor:
     return skinny_reference.write_heads(projected, heads)
 
 
-def _linear(x: Tensor | RoundedRows, weight: Tensor, bias: Tensor | None, norm: Norm | None) -> Tensor:
-    """A product by a library, or by the reference."""
+def _linear(
+    x: Tensor | RoundedRows,
+    weight: Tensor,
+    bias: Tensor | None,
+    norm: Norm | None,
+    activation: Activation = Activation.NONE,
+) -> Tensor:
+    """A product by a library, or by the reference, and what its outputs go through."""
     if isinstance(x, RoundedRows):
         assert norm is None and isinstance(weight, ScaledWeight)
-        return product(x, weight, bias)
-    return F.linear(x if norm is None else normed(x, norm), weight, bias)
+        return skinny_reference.activated(product(x, weight, bias), activation)
+    x = x if norm is None else normed(x, norm)
+    if activation is Activation.RELU and bias is not None and x.is_cuda and type(weight) in (Tensor, Parameter):
+        # cuBLAS clips sums before it writes them. A gelu would see sums that are not rounded yet: other numbers.
+        return torch._addmm_activation(bias, x, weight.T)
+    return skinny_reference.activated(F.linear(x, weight, bias), activation)
 
 
 def run_experts(

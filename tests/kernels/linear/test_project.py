@@ -10,6 +10,7 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
+from forerun import ops
 from forerun.kernels.counters import shared_counters
 from forerun.kernels.linear import norms
 from forerun.kernels.linear import project as kernel
@@ -220,6 +221,16 @@ def test_what_is_not_covered() -> None:
     assert kernel.why_not(numbers(64, 70), many[:16384], fused=True) is None
     assert "float16" in str(kernel.why_not(x, weight.half()))
     assert "contiguous" in str(kernel.why_not(x, weight.mT.contiguous().mT))
+
+
+@on_gpu_alone
+@pytest.mark.parametrize("activation", [Activation.RELU, Activation.GELU])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_products_of_many_rows(dtype: torch.dtype, activation: Activation) -> None:
+    """A library's; of those with a ReLU it clips the sums itself."""
+    x, weight, bias = (numbers(*shape, dtype=dtype) for shape in ((300, 512), (768, 512), (768,)))
+    want = reference.project(x.float(), weight.float(), bias.float(), activation=activation)
+    check(ops.project(x, weight, bias, activation=activation), want)
 
 
 @on_gpu_alone
