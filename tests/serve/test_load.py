@@ -55,7 +55,7 @@ async def stream_all(url: str, number: int) -> tuple[Counter[str], float]:
     return ends, most
 
 
-@pytest.mark.parametrize("number", (200, pytest.param(1000, marks=pytest.mark.slow)))
+@pytest.mark.parametrize("number", (100, pytest.param(1000, marks=pytest.mark.slow)))
 def test_every_stream_ends_once_and_the_excess_is_told_to_come_back(number: int) -> None:
     queued = number - ROWS - number // 10
     with running(max_rows=ROWS, max_queued=queued) as server:
