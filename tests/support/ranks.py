@@ -19,7 +19,7 @@ from torch._C._distributed_c10d import TCPStore
 import forerun
 from forerun.models.sharded import is_sharded
 from forerun.parallel import Coordinator
-from support import staged
+from support import shared, staged
 from support.tiny import tiny_model
 
 RankFunction = Callable[..., Any]
@@ -75,10 +75,11 @@ def _rank(
     rank: int, size: int, port: int, backend: str, writer: Connection, function: RankFunction, arguments: Any
 ) -> None:
     torch.set_num_threads(1)
-    own = 0 if backend == staged.NAME else rank  # its ranks share one device
+    own = 0 if backend in (staged.NAME, shared.NAME) else rank  # whose ranks share one device
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(own), WORLD_SIZE=str(size), FORERUN_RANK_TIMEOUT=BUSY)
     store = TCPStore("127.0.0.1", port, size, is_master=False)
     staged.register()
+    shared.register()
     dist.init_process_group(backend, store=store, rank=rank, world_size=size)
     try:
         result = function(*arguments)

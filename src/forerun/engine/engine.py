@@ -35,6 +35,7 @@ from forerun.engine.device.warm_up import (
     bounds_up_to,
     prompts_up_to,
     record_all,
+    record_passes,
     sizes_up_to,
 )
 from forerun.engine.drafting import Drafting
@@ -49,7 +50,7 @@ from forerun.engine.row import Progress, Row, RowResult, RowText
 from forerun.engine.stats import Seconds
 from forerun.engine.stops import StopRule
 from forerun.engine.turnstile import Turnstile
-from forerun.errors import InvalidArgument
+from forerun.errors import InvalidArgument, RankLost
 from forerun.kernels import on_device
 from forerun.kernels.variants import watched_variants
 from forerun.math.penalties import check_bias
@@ -297,7 +298,8 @@ class Engine:
         """How many rounds were recorded, and what is said where there are none."""
         runner = self.runner
         remark = describe(runner, self.target, self.drafting.drafter, self.rule)
-        if runner is None or runner.is_disabled or not runner.whole_rounds:
+        is_split = self.target.counterparts is not None
+        if runner is None or runner.is_disabled or not (runner.whole_rounds or is_split):
             return 0, remark
         with self._turnstile.stepping(), on_device(self.target.device), torch.inference_mode():
             nobody = Request(prompt=(0, 0), max_new_tokens=1)
@@ -305,13 +307,18 @@ class Engine:
             asked += [replace(asked[0], logprobs=number) for number in ALTERNATIVES]
             likes, copies = list(map(self._row, asked)), self.drafting.finds_copies
             try:
-                count = record_all(runner, rows, lengths, longest, likes, copies=copies, report=report)
+                if is_split:
+                    count = record_passes(runner, rows, lengths, longest, report)
+                else:
+                    count = record_all(runner, rows, lengths, longest, likes, copies=copies, report=report)
                 bound = bounds_up_to(longest)[0]
                 if self.drafting.passes is not None:
                     self.drafting.passes.prepare(sizes_up_to(rows), bound)
                 runner.record_prompts(bound, with_head=self.first_from_prompt)
                 self._rehearse_first_tokens(likes)
                 return count, remark
+            except RankLost:
+                raise
             except Exception as error:
                 runner.disable(error)
                 return 0, str(error)

@@ -19,6 +19,7 @@ from forerun.engine.drafting import Drafting
 from forerun.engine.laws import keys_of, law_of, params_of, tokens_of
 from forerun.engine.row import Row
 from forerun.engine.stats import Seconds
+from forerun.errors import RankLost
 from forerun.models.scorer import Scorer
 from forerun.rules import AnyRule
 from forerun.types import BatchView
@@ -109,7 +110,7 @@ def _score(
     if trees is None and passed == blocks and runner is not None and runner.may_score():
         try:
             return runner.score(batch, blocks)
-        except CacheFull:
+        except (CacheFull, RankLost):
             raise
         except Exception as error:
             runner.disable(error)

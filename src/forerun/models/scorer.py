@@ -31,7 +31,7 @@ from forerun.models.cross_attention import SourcesRead
 from forerun.models.families import Family, Layout
 from forerun.models.fingerprint import Fingerprint
 from forerun.models.passes import between_passes, restore
-from forerun.models.sharded import Counterparts, PassCall, ranks_of
+from forerun.models.sharded import Counterparts, PassCall, RecordedCall, ranks_of
 from forerun.types import RaggedRows, Source
 
 # Tokens of one prompt pass, all rows together: long enough to keep a processor busy, short enough to bound its memory.
@@ -113,23 +113,23 @@ class Scorer:
         self._headless, self._layout = headless, layout
         self._cache_tokens, self._has_own_cache = cache_tokens, cache is None
         self._cache_scheme = cache_scheme(cache_dtype)
-        self._ranks = ranks_of(model)
+        self.ranks = ranks_of(model)
         with between_passes(model):
             number = self._open()
             self.cache = self._new_cache() if cache is None else cache
-            self._counterparts = Counterparts.of(self._ranks, number, self.cache)
+            self.counterparts = Counterparts.of(self.ranks, number, self.cache)
             self._connect()
             self._made_of = Fingerprint(model)
 
     def _open(self) -> int | None:
         """Let other ranks make a counterpart, where the model is split over several; its number."""
-        if self._ranks is None:
+        if self.ranks is None:
             return None
         options: dict[str, Any] = {"form": self.form, "use": self.kernels, "layout": self._layout}
         options["cache_tokens"] = self._cache_tokens
         if self._cache_scheme is not None:
             options["cache_dtype"] = self._cache_scheme.name
-        return self._ranks.open(self.model, options)
+        return self.ranks.open(self.model, options)
 
     def _connect(self) -> None:
         """Take from the model, as it is now, whatever passes need to know of it."""
@@ -138,7 +138,7 @@ class Scorer:
             family = replace(family, layout=self._layout)
         self.device: torch.device = model.device
         may_fuse = self._layout in (None, Layout.PACKED) and (self.cache.reads_in_place or model.device.type != "cpu")
-        choose = choose_body if self._ranks is None else choose_shard_body
+        choose = choose_body if self.ranks is None else choose_shard_body
         fused = choose(model, self.kernels) if may_fuse else None
         linear = self.kernels if fused is None else Kernels.OFF
         self.modules = self._modules_type(model, family, self.form, self.kernels, linear)
@@ -147,7 +147,7 @@ class Scorer:
         self.weights = list(self._weights())
 
     def _new_cache(self) -> KeyValueCache:
-        agreed = None if self._ranks is None else self._ranks.smallest
+        agreed = None if self.ranks is None else self.ranks.smallest
         longest, scheme = self._inspect().context_length, self._cache_scheme
         return new_cache(self.model, self._cache_tokens, self.kernels, longest, agreed, scheme)
 
@@ -177,12 +177,12 @@ class Scorer:
         self.reset()
         self.cache.give_back(self.model.device)
         forget_configs(self.model)
-        self._counterparts = None
+        self.counterparts = None
         with between_passes(self.model):
             number = self._open()
             if self._has_own_cache:
                 self.cache = self._new_cache()
-            self._counterparts = Counterparts.of(self._ranks, number, self.cache)
+            self.counterparts = Counterparts.of(self.ranks, number, self.cache)
             self._connect()
             self._made_of = Fingerprint(self.model)
 
@@ -459,9 +459,9 @@ class Scorer:
         return out
 
     def _on_all_ranks(self, call: ForwardPass, body: Body) -> AbstractContextManager[None]:
-        if self._counterparts is None:
+        if self.counterparts is None:
             return nullcontext()
-        return self._counterparts.run(
+        return self.counterparts.run(
             call.new,
             call.trees,
             call.keep,
@@ -473,15 +473,20 @@ class Scorer:
     def repeat(self, call: PassCall) -> None:
         """On a rank that follows: bring the cache to the state of rank 0's and run its pass."""
         with torch.inference_mode():
-            places = replay(self.cache, call.changes)
-            if call.digest is not None and call.digest != digest(self.cache):
-                raise RankLost("the caches of two ranks are no longer in the same state: this is a fault in Forerun")
+            places = self.catch_up(call)
             tokens = torch.tensor(call.tokens, device=self.device)
             keep = None if call.keep is None else torch.tensor(call.keep, device=self.device)
             body = self.modules if call.by_modules else self.body
             body.run(
                 ForwardPass(tokens, places, self.cache, call.trees, None, call.wants_logits, keep, call.wants_hidden)
             )
+
+    def catch_up(self, call: PassCall | RecordedCall) -> Any:
+        """Bring the cache to the state of rank 0's; what the last change returned."""
+        result = replay(self.cache, call.changes)
+        if call.digest is not None and call.digest != digest(self.cache):
+            raise RankLost("the caches of two ranks are no longer in the same state: this is a fault in Forerun")
+        return result
 
     def _sources(self, rows: Sequence[int]) -> SourcesRead | None:
         """What the rows of a pass read, encoded."""

@@ -7,7 +7,7 @@ and then run the same pass. What carries this to the others is `forerun.parallel
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -36,6 +36,45 @@ class PassCall:
     digest: str | None = None  # of the cache behind the changes, where it is to be compared
 
 
+@dataclass(frozen=True, slots=True)
+class RecordedPass:
+    """A pass of fixed shape: what is written to where its recording reads, before that is run."""
+
+    size: int  # rows, dummies included
+    count: int  # new tokens of each, padding included
+    bound: int  # on the keys of a row
+    slots: list[int]  # of the rows that somebody has
+    dummy: int  # the slot of the others
+    past: list[int]  # keys that the rows have
+    blocks: list[list[int]]  # tokens behind them, `count` at most
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedCall:
+    """A recorded pass of rank 0. Whether it is recorded now or was before is rank 0's to say: all do the same."""
+
+    follower: int
+    changes: list[Change]  # as in `PassCall`
+    what: RecordedPass
+    is_new: bool  # all ranks record it, whatever they have
+    is_run: bool  # by a warm-up it is only recorded
+    digest: str | None = None
+
+
+class Follower(Protocol):
+    """What repeats one recorder's passes on another rank."""
+
+    def repeat(self, call: RecordedCall) -> None: ...
+
+
+MakeFollower = Callable[[Any], Follower]
+"""Of a scorer. It travels by its name, because what records lies above what carries messages."""
+
+
+class NotRecorded(Exception):
+    """A rank could not record a pass, so none has; all of them are in step, and passes can be launched."""
+
+
 class Ranks(Protocol):
     """The processes that hold a model together, seen from one of them."""
 
@@ -47,8 +86,18 @@ class Ranks(Protocol):
         """The counterparts may go. Called from anywhere, even by the garbage collector: nothing is sent now."""
         ...
 
-    def run(self, call: PassCall) -> AbstractContextManager[None]:
-        """While this rank runs a pass: the others run the same one."""
+    def run(
+        self, call: PassCall | RecordedCall, is_over: Callable[[], bool] | None = None
+    ) -> AbstractContextManager[None]:
+        """While this rank runs a pass: the others run the same one. Where it is given, `is_over` is waited for."""
+        ...
+
+    def equip(self, scorer: int, make: MakeFollower) -> int:
+        """Let the other ranks make what follows a recorder of this one; its number, which is for `close`, too."""
+        ...
+
+    def agree(self, problem: str | None) -> None:
+        """Where all ranks record a pass: raise `NotRecorded` on all of them if one tells of a problem."""
         ...
 
     def wants_digest(self) -> bool:
@@ -150,6 +199,19 @@ class Counterparts:
         )
         return self._ranks.run(call)
 
+    def equip(self, owner: object, make: MakeFollower) -> int:
+        """Followers on the other ranks, for as long as `owner` lives here; their number."""
+        number = self._ranks.equip(self._number, make)
+        weakref.finalize(owner, self._ranks.close, number)
+        return number
+
+    def run_recorded(
+        self, follower: int, what: RecordedPass, *, is_new: bool, is_run: bool, is_over: Callable[[], bool]
+    ) -> AbstractContextManager[None]:
+        """While this rank records or runs such a pass: the others do the same."""
+        state = digest(self._cache) if self._ranks.wants_digest() else None
+        return self._ranks.run(RecordedCall(follower, self._journal.take(), what, is_new, is_run, state), is_over)
+
 
 class _Nobody:
     """The ranks of a scorer that has no counterparts, because all of them do the same by themselves."""
@@ -160,8 +222,17 @@ class _Nobody:
     def close(self, scorer: int) -> None:
         raise AssertionError("no counterparts were made")
 
-    def run(self, call: PassCall) -> AbstractContextManager[None]:
+    def run(
+        self, call: PassCall | RecordedCall, is_over: Callable[[], bool] | None = None
+    ) -> AbstractContextManager[None]:
         raise AssertionError("no counterparts were made")
+
+    def equip(self, scorer: int, make: MakeFollower) -> int:
+        raise AssertionError("no counterparts were made")
+
+    def agree(self, problem: str | None) -> None:
+        if problem is not None:
+            raise NotRecorded(problem)
 
     def wants_digest(self) -> bool:
         return False

@@ -10,6 +10,7 @@ import atexit
 import itertools
 import pickle
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
@@ -22,13 +23,15 @@ from forerun.errors import ForerunError, RankLost, UnsupportedModel, first_line
 from forerun.loading import load_shard
 from forerun.models import sharded
 from forerun.models.self_check import SelfCheck
-from forerun.models.sharded import PassCall
+from forerun.models.sharded import MakeFollower, NotRecorded, PassCall, RecordedCall
 from forerun.parallel.link import MEETING, Link
-from forerun.parallel.messages import Close, Examine, Load, Meet, Open, Outcome, Stop, Unload
-from forerun.parallel.together import Models, examine, limited_waiting, outline, why_not_alike
+from forerun.parallel.messages import Close, Equip, Examine, Load, Meet, Open, Outcome, Stop, Unload
+from forerun.parallel.together import Models, abort, examine, limited_waiting, outline, why_not_alike
 
 T = TypeVar("T")
 PING_SECONDS = 5.0  # between two looks at ranks that wait for work
+POLL_SECONDS = 2e-5  # between two looks at a device: a recorded pass takes some hundred times as long
+LOOK_SECONDS = 0.5  # between two looks at the other ranks meanwhile
 
 
 class Coordinator:
@@ -41,7 +44,7 @@ class Coordinator:
         self.check_every = 0  # passes after which the caches' states are compared; 0 for never
         self._models = Models()
         self._numbers, self._passes = itertools.count(), itertools.count(1)
-        self._gone: list[int] = []  # scorers whose counterparts can go
+        self._gone: list[int] = []  # scorers and recorders whose counterparts can go
         self._lock = threading.Lock()  # of a message with its answers, or of a whole pass
         self._is_inside = False  # all ranks are in the same forward of the model
         atexit.register(self.stop)
@@ -72,8 +75,24 @@ class Coordinator:
     def wants_digest(self) -> bool:
         return self.check_every > 0 and next(self._passes) % self.check_every == 0
 
+    def equip(self, scorer: int, make: MakeFollower) -> int:
+        number = next(self._numbers)
+        with self._lock:
+            self._send(Equip(number, scorer, make))
+            if refusal := next(filter(None, self.link.receive(MEETING)), None):
+                self.close(number)
+                raise NotRecorded(refusal)
+        return number
+
+    def agree(self, problem: str | None) -> None:
+        """Within `run`, whose lock this needs."""
+        found = next(filter(None, (problem, *self.link.receive(rank_timeout()))), None)
+        self.link.send(found)
+        if found is not None:
+            raise NotRecorded(found)
+
     @contextmanager
-    def run(self, call: PassCall) -> Iterator[None]:
+    def run(self, call: PassCall | RecordedCall, is_over: Callable[[], bool] | None = None) -> Iterator[None]:
         """An error in the middle of a pass leaves other ranks in a collective: they cannot be brought back in step."""
         with self._lock:
             self._send(call)
@@ -81,6 +100,10 @@ class Coordinator:
             try:
                 with limited_waiting(self._models.all()):
                     yield
+                    if is_over is not None:
+                        self._wait(is_over)
+            except NotRecorded:  # which all of them have heard
+                raise
             except BaseException as error:
                 ended = self.link.ended_peers()
                 reason = f"rank {ended[0]} has ended" if ended else f"a pass failed on rank 0 ({first_line(error)})"
@@ -90,6 +113,19 @@ class Coordinator:
                 raise
             finally:
                 self._is_inside = False
+
+    def _wait(self, is_over: Callable[[], bool]) -> None:
+        """Until the device has run a recorded pass. torch does not watch sums of a graph: one whose other side has gone
+        would be waited for without an end, by whoever reads the result."""
+        begun = looked = time.monotonic()
+        while not is_over():
+            time.sleep(POLL_SECONDS)
+            if (now := time.monotonic()) - looked < LOOK_SECONDS:
+                continue
+            looked = now
+            if now - begun > rank_timeout() or self.link.ended_peers(0):
+                abort(self._models.all())
+                raise TimeoutError(f"a recorded pass has not ended after {now - begun:.1f} s")
 
     def smallest(self, number: int) -> int:
         with self._lock:

@@ -70,9 +70,9 @@ class Link:
         except (EOFError, OSError):
             self.fail(f"rank {rank} has ended")
 
-    def ended_peers(self) -> list[int]:
+    def ended_peers(self, patience: float = CLOSING) -> list[int]:
         """Ranks whose end of the connection is closed. Only to be asked while no answer is expected."""
-        return [rank for rank, peer in self._peers.items() if _has_ended(peer)]
+        return [rank for rank, peer in self._peers.items() if _has_ended(peer, patience)]
 
     def fail(self, reason: str) -> NoReturn:
         """Close everything, so that the others notice as well, and raise."""
@@ -129,8 +129,8 @@ def _as_messages(connection: socket.socket) -> Connection:
     return Connection(connection.detach())
 
 
-def _has_ended(peer: Connection) -> bool:
+def _has_ended(peer: Connection, patience: float) -> bool:
     try:
-        return bool(peer.poll(CLOSING)) and not peer.recv_bytes()
+        return bool(peer.poll(patience)) and not peer.recv_bytes()
     except (EOFError, OSError):
         return True

@@ -1,9 +1,11 @@
-"""What rank 0 tells the other ranks, beside passes (`models.sharded.PassCall`)."""
+"""What rank 0 tells the other ranks, beside passes (`models.sharded.PassCall` and `RecordedCall`)."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
+
+from forerun.models.sharded import MakeFollower
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +46,19 @@ class Open:
 
 
 @dataclass(frozen=True, slots=True)
-class Close:
-    """Scorers of rank 0 that are gone."""
+class Equip:
+    """Make what follows a recorder of a scorer's passes, and answer why that cannot be, or None."""
 
-    scorers: tuple[int, ...]
+    follower: int
+    scorer: int
+    make: MakeFollower
+
+
+@dataclass(frozen=True, slots=True)
+class Close:
+    """Scorers and recorders of rank 0 that are gone."""
+
+    numbers: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)

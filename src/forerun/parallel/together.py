@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any
 from weakref import WeakValueDictionary
@@ -49,8 +49,7 @@ def limited_waiting(models: Sequence[Any]) -> Iterator[None]:
 
     The group is the user's, who may have reasons to wait longer between our calls.
     """
-    shards = [next(w for w in model.parameters() if isinstance(w, DTensor)) for model in models]
-    groups = {shard.device_mesh.get_group(): shard.device for shard in shards}
+    groups = _groups(models)
     before = {group: group._get_backend(device).options._timeout for group, device in groups.items()}
     for group in groups:
         _set_pg_timeout(timedelta(seconds=rank_timeout()), group)
@@ -59,6 +58,19 @@ def limited_waiting(models: Sequence[Any]) -> Iterator[None]:
     finally:
         for group, timeout in before.items():
             _set_pg_timeout(timeout, group)
+
+
+def abort(models: Sequence[Any]) -> None:
+    """End whatever waits on the device for a rank that has gone, where the backend can: nothing runs after this."""
+    for group in _groups(models):
+        with suppress(Exception):
+            group.abort()
+
+
+def _groups(models: Sequence[Any]) -> dict[Any, Any]:
+    """The process groups of split models, and the device of each."""
+    shards = [next(w for w in model.parameters() if isinstance(w, DTensor)) for model in models]
+    return {shard.device_mesh.get_group(): shard.device for shard in shards}
 
 
 def outline(model: Any) -> dict[str, str]:

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, TypeVar
 
+import torch.distributed as dist
 from torch import nn
 
-from forerun.errors import RankLost, UnsupportedModel
+from forerun.errors import RankLost, UnsupportedModel, kind_and_line
 from forerun.loading import load_shard
 from forerun.models import sharded
 from forerun.models.scorer import Scorer
 from forerun.models.self_check import SelfCheck
-from forerun.models.sharded import PassCall
+from forerun.models.sharded import Follower, MakeFollower, NotRecorded, PassCall, RecordedCall
 from forerun.parallel.link import MEETING, Link
-from forerun.parallel.messages import Close, Examine, Load, Meet, Open, Outcome, Stop, Unload
+from forerun.parallel.messages import Close, Equip, Examine, Load, Meet, Open, Outcome, Stop, Unload
 from forerun.parallel.together import Models, examine, limited_waiting, outline
 
 T = TypeVar("T")
@@ -24,10 +26,11 @@ class Worker:
     """Counterparts of rank 0's scorers, with caches in the same state."""
 
     def __init__(self, link: Link) -> None:
-        self.link = link
+        self.link, self.rank = link, dist.get_rank()
         self._models = Models()
         self._loaded: dict[int, nn.Module] = {}  # by order of rank 0, which nobody else holds
         self._scorers: dict[int, Scorer] = {}
+        self._followers: dict[int, Follower] = {}
 
     def connect(self, model: nn.Module) -> None:
         self._models.add(model)
@@ -49,8 +52,16 @@ class Worker:
     def wants_digest(self) -> bool:
         return False
 
-    def run(self, call: PassCall) -> Any:
+    def run(self, call: PassCall | RecordedCall, is_over: Any = None) -> Any:
         raise AssertionError("scorers of this rank have no counterparts")
+
+    def equip(self, scorer: int, make: MakeFollower) -> int:
+        raise AssertionError("scorers of this rank have no counterparts")
+
+    def agree(self, problem: str | None) -> None:
+        self.link.send(problem and f"rank {self.rank}: {problem}")
+        if (found := self.link.receive()[0]) is not None:
+            raise NotRecorded(found)
 
     def smallest(self, number: int) -> int:
         self.link.send(number)
@@ -78,12 +89,18 @@ class Worker:
                 case PassCall():
                     with limited_waiting(self._models.all()):
                         self._scorers[message.scorer].repeat(message)
+                case RecordedCall():
+                    with limited_waiting(self._models.all()), suppress(NotRecorded):  # rank 0 goes on without it
+                        self._followers[message.follower].repeat(message)
+                case Equip():
+                    self.link.send(self._equip(message))
                 case Open():
                     model = self._models.model(message.model)
                     self._scorers[message.scorer] = Scorer(model, **message.options)
                 case Close():
-                    for number in message.scorers:
+                    for number in message.numbers:
                         self._scorers.pop(number, None)
+                        self._followers.pop(number, None)
                 case Meet():
                     self.link.send(None)
                 case Load():
@@ -103,3 +120,11 @@ class Worker:
                     return None
                 case _:
                     raise AssertionError(f"rank 0 said {message!r}")
+
+    def _equip(self, message: Equip) -> str | None:
+        """Why this rank cannot record."""
+        try:
+            self._followers[message.follower] = message.make(self._scorers[message.scorer])
+        except Exception as error:
+            return f"rank {self.rank}: {kind_and_line(error)}"
+        return None

@@ -10,7 +10,7 @@ from forerun.drafters import DraftModel
 from forerun.drafters.base import Drafter
 from forerun.engine.device import prompt_passes
 from forerun.engine.device.draft_passes import DraftPasses
-from forerun.engine.device.runner import Runner
+from forerun.engine.device.runner import Runner, why_not_passes
 from forerun.models import static_pass
 from forerun.models.scorer import Scorer
 from forerun.models.sharded import is_sharded
@@ -22,6 +22,8 @@ def why_not(target: Scorer, drafter: Drafter | None, rule: AnyRule) -> str | Non
     """What keeps rounds with a draft from being recorded whole, in words; None where nothing does."""
     if not isinstance(rule, Rule):
         return f"rule {rule.name!r} is judged step by step"
+    if is_sharded(target.model):  # other ranks hear of tokens from the host, which a whole round leaves out
+        return "the target is split over processes, which rank 0 tells of every pass"
     if drafter is None or drafter.copies:  # what the host finds is given to a recorded round
         return None
     draft = drafter.device_draft()
@@ -50,8 +52,8 @@ def why_nothing(target: Scorer) -> str | None:
     """What keeps all of a target's work from being recorded, in words; None where nothing does."""
     if target.device.type != "cuda":
         return f"{target.device.type} has no CUDA graphs"
-    if is_sharded(target.model):  # other ranks hear of tokens from the host, which a recording leaves out
-        return "the target is split over processes"
+    if is_sharded(target.model) and (reason := why_not_passes(target)):
+        return reason
     if target.kernels is Kernels.OFF:  # torch's own draws and judgements wait for the host
         return "kernels='off' leaves drawing and judging to torch"
     return kernels.why_not_triton(target.device) or static_pass.why_not(target)
@@ -73,12 +75,13 @@ def draft_passes_of(drafter: Drafter | None, target: Scorer, clock: Callable[[],
     """Recorded passes for rounds that go step by step, where the drafter is a model beside the target."""
     if type(drafter) is not DraftModel or drafter.scorer.device != target.device:
         return None
-    return DraftPasses(drafter, clock) if static_pass.why_not(drafter.scorer) is None else None
+    why_not = static_pass.why_not if drafter.scorer.ranks is None else why_not_passes
+    return DraftPasses(drafter, clock) if why_not(drafter.scorer) is None else None
 
 
 def runner_of(target: Scorer, drafter: Drafter | None, rule: AnyRule, clock: Callable[[], float]) -> Runner:
     """The same without asking where it runs: elsewhere the work itself stands in for its recording."""
-    if not isinstance(rule, Rule):
+    if not isinstance(rule, Rule) or is_sharded(target.model):
         return Runner(target, None, Rule.TOKEN, clock, whole_rounds=False)
     draft = None if drafter is None else drafter.device_draft()
     return Runner(target, draft if why_not(target, drafter, rule) is None else None, rule, clock)

@@ -20,7 +20,7 @@ from forerun.drafters.device_model import FIRST
 from forerun.engine.device.runner import Runner
 from forerun.engine.device.shapes import POSITIONS
 from forerun.engine.row import Row
-from forerun.errors import ForerunWarning
+from forerun.errors import ForerunWarning, RankLost
 from forerun.math.transfer import int64, to_device
 from forerun.types import Rule
 
@@ -52,7 +52,7 @@ class DraftPasses:
             return self.scorer.score_last(rows, blocks)
         try:
             logits = self.runner.score([known[row] for row in rows], blocks)
-        except CacheFull:
+        except (CacheFull, RankLost):
             raise
         except Exception as error:
             self.runner.is_disabled = True

@@ -44,6 +44,8 @@ def why_not(scorer: Scorer) -> str | None:
     """What keeps a model's prompts from being recorded work; None where nothing does."""
     if scorer.cache.reads_in_place:
         return "padding would overwrite other rows' keys where each row is one piece"
+    if scorer.ranks is not None:
+        return "other ranks follow passes of few tokens alone"
     if isinstance(scorer, Seq2SeqScorer):
         return "prompts of encoder-decoder models are short"
     return static_pass.why_not(scorer)

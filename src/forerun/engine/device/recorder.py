@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from forerun.engine.device.capture import Work, capture
+from forerun.errors import kind_and_line
 from forerun.models.bodies.rehearsal import rehearsal
 
 DOUBLING = 128  # rows up to which scratch memory doubles; beyond that memory is dearer than recording anew
@@ -25,6 +26,8 @@ class Recorder:
     """Captures work on a CUDA device; on any other the work itself is what is run."""
 
     device: torch.device
+    # Where several ranks record the same work: raises on all of them once one has told of a problem (`Ranks.agree`).
+    agree: Callable[[str | None], None] | None = None
     num_recordings: int = 0
     seconds: float = 0.0  # spent on capturing, the compiling of kernels included
     # Memory that all graphs share: they run one after the other, never at once. The last pool is the one in use; the
@@ -37,20 +40,40 @@ class Recorder:
 
         `whole`: what a rehearsal leaves beside `state` must be what the work leaves.
         """
-        if self.device.type != "cuda":
+        if not self.captures:
             return work
         started = time.perf_counter()
+        if self.agree is None:
+            replay = self._record_alone(work, state, whole)
+        else:
+            replay = self._record_together(work, state, self.agree)
+        self.num_recordings += 1
+        self.seconds += time.perf_counter() - started
+        return replay
+
+    @property
+    def captures(self) -> bool:
+        return self.device.type == "cuda"
+
+    def _record_alone(self, work: Work, state: Sequence[Tensor], whole: bool) -> Work:
         self.rehearse(work, state, whole)
         try:
-            replay = self._captured(work)
+            return self._captured(work)
         except torch.OutOfMemoryError:
             raise
         except Exception:  # perhaps of a layer that launches what no layer of its kind has
             self.rehearse(work, state, whole=True)
-            replay = self._captured(work)
-        self.num_recordings += 1
-        self.seconds += time.perf_counter() - started
-        return replay
+            return self._captured(work)
+
+    def _record_together(self, work: Work, state: Sequence[Tensor], agree: Callable[[str | None], None]) -> Work:
+        """All ranks rehearse all of it; then all capture it or none; then all have it or none.
+
+        Nobody tries twice: a rank that did would wait for sums of ranks that do not.
+        """
+        agree(_problem(lambda: self.rehearse(work, state, whole=True)))
+        made: list[Work] = []
+        agree(_problem(lambda: made.append(self._captured(work))))
+        return made[0]
 
     def _captured(self, work: Work) -> Work:
         torch.cuda.synchronize(self.device)
@@ -88,6 +111,14 @@ class Recordings:
     num_moved: int = 0  # recordings made anew because memory had moved
     _known: dict[Hashable, tuple[Hashable, Work]] = field(default_factory=dict)
 
+    def has(self, shape: Hashable, version: Hashable) -> bool:
+        """Whether `get` would record nothing."""
+        return shape in self._known and self._known[shape][0] == version
+
+    def forget(self, shape: Hashable) -> None:
+        """Let `get` record it anew."""
+        self._known.pop(shape, None)
+
     def get(
         self,
         shape: Hashable,
@@ -108,6 +139,15 @@ class Recordings:
         recording = self.recorder.record(work, state, whole)
         self._known[shape] = (version(), recording)  # read again: a rehearsal may itself have made room
         return recording
+
+
+def _problem(step: Work) -> str | None:
+    """What is wrong with a step, in words that other ranks can be told."""
+    try:
+        step()
+    except Exception as error:
+        return kind_and_line(error)
+    return None
 
 
 class Scratch:

@@ -8,9 +8,11 @@ launches, never between launch and collect.
 
 from __future__ import annotations
 
+import time
 import warnings
 from collections import deque
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import cycle
@@ -45,9 +47,12 @@ from forerun.engine.device.tree_round import NOTES, TreeRound
 from forerun.engine.given import GivenDraft
 from forerun.engine.row import Progress, Row, TokenLogprob
 from forerun.engine.stats import Seconds
-from forerun.errors import ForerunWarning
+from forerun.errors import ForerunWarning, RankLost, UnsupportedModel
 from forerun.math.advance import HEAD
+from forerun.models import static_pass
+from forerun.models.bodies.shard import ShardBody, why_not_captured
 from forerun.models.scorer import Scorer
+from forerun.models.sharded import RecordedCall, RecordedPass
 from forerun.models.static_pass import StaticPass
 from forerun.types import BatchView, LawParams, Rule, Verdict
 
@@ -107,7 +112,7 @@ class Runner:
         whole_rounds: bool = True,
     ) -> None:
         self.target, self.drafter, self.rule, self.clock = target, drafter, rule, clock
-        self.recorder = recorder or Recorder(target.device)
+        self.recorder = recorder or Recorder(target.device, None if target.ranks is None else target.ranks.agree)
         self.recordings = Recordings(self.recorder)
         self.pending: deque[PendingRound] = deque()
         self.is_disabled = False  # a recording has failed: nothing is launched any more
@@ -133,6 +138,8 @@ class Runner:
         self._warm_counts: set[int] = set()
         self._prompt_passes: list[PromptPasses] = []
         self._warm_bound, self._lengths_before = 0, tuple[int, ...]()
+        # Of a split target: what repeats passes on other ranks, by its number, and the end of the last one here.
+        self._follower: tuple[int, Marks] | None = None
         self._oversized = 0  # consecutive rounds for which a smaller table would have done
 
     @property
@@ -372,25 +379,67 @@ class Runner:
         counts, past = [len(block) for block in blocks], [self.target.length(number) for number in numbers]
         count, cache = bucket(max(counts)), self.target.cache
         count = min((known for known in self._warm_counts if known >= count), default=count)
-        if self._scored != numbers:
-            self._scored, self._weights = numbers, fingerprint(self._scorers)
+        self._look_at_weights(numbers)
         size, width = next_power_of_two(len(rows)), table_width(count)
         device_round = self._round_of(size, width)
         if device_round is self._round and self.pending:  # whose rows stay in their table
             device_round = self._round_of(size, width, is_second=True)
-        table = device_round.table
-        dummy = cache.reserve_slots(table.size > len(rows))
+        dummy = cache.reserve_slots(size > len(rows))
         cache.reserve(numbers, [start + count for start in past], _final_length(rows))
         self.target.lay_out()
-        slots = [RowSlots(cache.slot(row.number), 0) for row in rows]
-        table.assign_blocks(slots, past, blocks, RowSlots(dummy, 0))
-        self._recorded_score(device_round, Shape(0, count, max(key_bound(max(past) + count), self._warm_bound)))()
+        bound, slots = max(key_bound(max(past) + count), self._warm_bound), [cache.slot(number) for number in numbers]
+        what = RecordedPass(size, count, bound, slots, dummy, past, list(map(list, blocks)))
+        with self._on_all_ranks(device_round, what):
+            self._pass_of(device_round, what)()
         for row, start, length in zip(rows, past, counts, strict=True):
             _set_length(self.target, row, start + length)
         picks = ranges([place * count for place in range(len(rows))], counts).to(self.target.device)
         for observer in self.target.observers:
             observer.on_hidden_states(numbers, past, counts, self._hidden.rows[picks])
         return self._scratch.rows[picks]
+
+    @contextmanager
+    def _on_all_ranks(self, device_round: DeviceRound, what: RecordedPass, is_run: bool = True) -> Iterator[None]:
+        """While a pass is recorded, if it is new here, or run: the same on the other ranks of a split target."""
+        if self.target.counterparts is None:
+            yield
+            return
+        if self._follower is None:
+            number = self.target.counterparts.equip(self, follower_of)
+            self._follower = number, Marks(self.target.device, self.clock, 1)
+        number, end = self._follower
+        is_new = not self.recordings.has(self._score_key(device_round, _shape_of(what)), self._score_version())
+        with self.target.counterparts.run_recorded(number, what, is_new=is_new, is_run=is_run, is_over=end.is_over):
+            yield
+            end.set(0)
+
+    @torch.inference_mode()
+    def repeat(self, call: RecordedCall) -> None:
+        """On a rank that follows: what rank 0 does at the same time."""
+        self.target.catch_up(call)
+        what = call.what
+        device_round = self._round_of(what.size, table_width(what.count))
+        key = self._score_key(device_round, _shape_of(what))
+        if call.is_new:
+            self.recordings.forget(key)
+            self._scored = []  # rank 0's weights may have moved, and these with them
+        self._look_at_weights(what.slots)
+        if not (call.is_new or self.recordings.has(key, self._score_version())):  # rank 0 may be waiting by now
+            raise RankLost("weights have moved on this rank alone, so that a recorded pass has become useless")
+        work = self._pass_of(device_round, what)
+        if call.is_run:
+            work()
+
+    def _pass_of(self, device_round: DeviceRound, what: RecordedPass) -> Work:
+        """The recording of a pass, and its tokens where it will read them."""
+        slots = [RowSlots(slot, 0) for slot in what.slots]
+        device_round.table.assign_blocks(slots, what.past, what.blocks, RowSlots(what.dummy, 0))
+        return self._recorded_score(device_round, _shape_of(what))
+
+    def _look_at_weights(self, rows: list[int]) -> None:
+        """Where they lie: once for as long as the rows of passes are the same."""
+        if self._scored != rows:
+            self._scored, self._weights = rows, fingerprint(self._scorers)
 
     def covered(self, params: LawParams) -> LawParams:
         """Parameters of rows that go step by step, after a warm-up by what has been compiled for rows of every kind."""
@@ -514,14 +563,19 @@ class Runner:
         return draft, score, verify
 
     def _recorded_score(self, device_round: DeviceRound, shape: Shape) -> Work:
-        table = device_round.table
-        depth = shape.drafted if shape.is_tree else 0
         return self.recordings.get(
-            ("score", device_round, shape.scored, shape.key_bound, depth, bool(self.target.observers)),
-            lambda: (self.target.version, self._scratch.version, self._hidden.version, self._weights),
+            self._score_key(device_round, shape),
+            self._score_version,
             partial(device_round.score, shape),
-            table.state,
+            device_round.table.state,
         )
+
+    def _score_key(self, device_round: DeviceRound, shape: Shape) -> Hashable:
+        depth = shape.drafted if shape.is_tree else 0
+        return "score", device_round, shape.scored, shape.key_bound, depth, bool(self.target.observers)
+
+    def _score_version(self) -> Hashable:
+        return self.target.version, self._scratch.version, self._hidden.version, self._weights
 
     @property
     def _versions_after_scoring(self) -> tuple[Hashable, ...]:
@@ -564,9 +618,10 @@ class Runner:
     def prepare_pass(self, size: int, count: int, is_second: bool) -> None:
         """Record a pass of `count` tokens a row, for rows that go step by step; `is_second` beside rounds under way."""
         device_round, nobody = self._nobodys_round(size, table_width(count), is_second)
-        device_round.table.assign_blocks([nobody], [1], [[0]], nobody)
         self._weights = fingerprint(self._scorers)
-        self._recorded_score(device_round, Shape(0, count, self._warm_bound))
+        what = RecordedPass(size, count, self._warm_bound, [nobody.slot], nobody.slot, [1], [[0]])
+        with self._on_all_ranks(device_round, what, is_run=False):
+            self._pass_of(device_round, what)
         self._warm_counts.add(count)
 
     def record_prompts(self, bound: int | None = None, *, with_head: bool = False) -> None:
@@ -621,6 +676,26 @@ class Runner:
                 table, self._pass, self.drafter, self.rule, self._scratch, self._draft_scratches, self._hidden
             )
         return self._rounds[key]
+
+
+def follower_of(target: Scorer) -> Runner:
+    """On a rank that follows: what repeats the passes that rank 0 has recorded, unless it cannot here."""
+    if reason := why_not_passes(target):
+        raise UnsupportedModel(reason)
+    return Runner(target, None, Rule.TOKEN, time.perf_counter, whole_rounds=False)
+
+
+def why_not_passes(target: Scorer) -> str | None:
+    """What keeps passes of a split target from being recorded, in words; None where nothing does."""
+    if target.device.type != "cuda":
+        return f"{target.device.type} has no CUDA graphs"
+    if not isinstance(target.body, ShardBody):
+        return "the target is split over processes, and run by transformers' modules"
+    return why_not_captured(target.model) or static_pass.why_not(target)
+
+
+def _shape_of(what: RecordedPass) -> Shape:
+    return Shape(0, what.count, what.bound)
 
 
 def _kept_of_trees(result: Tensor) -> list[Kept]:

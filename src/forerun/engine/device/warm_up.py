@@ -95,6 +95,17 @@ def record_all(
     return len(plan)
 
 
+def record_passes(runner: Runner, rows: int, lengths: Sequence[int], context: int, report: Report | None = None) -> int:
+    """The same of a target whose passes alone are recorded."""
+    runner.expect(bounds_up_to(context)[0], lengths)
+    plan = list(product(sizes_up_to(rows), sorted({bucket(number + 1) for number in (0, *lengths)}, reverse=True)))
+    for place, (size, count) in enumerate(plan):
+        runner.prepare_pass(size, count, is_second=False)
+        if report is not None:
+            report(place + 1, len(plan))
+    return len(plan)
+
+
 def _drafts(runner: Runner, lengths: Sequence[int], copies: bool) -> list[tuple[int, int | None]]:
     """Lengths of drafts, the longest first, and where some rows copy, what is drawn for the others.
 

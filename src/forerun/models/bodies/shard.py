@@ -11,6 +11,7 @@ from copy import deepcopy
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 from torch.distributed.tensor import DTensor
@@ -51,6 +52,19 @@ def _local(weight: Tensor) -> Tensor:
     return own.detach()
 
 
+CAPTURABLE = {"nccl"}
+"""Backends of process groups whose sums can be part of a CUDA graph."""
+
+
+def why_not_captured(model: PreTrainedModel) -> str | None:
+    """What keeps the sums of a split model out of CUDA graphs, in words; None where nothing does."""
+    backends = dist.get_backend_config(group_of(model)).split(",")  # "cpu:gloo,cuda:nccl"
+    backend = dict(part.split(":") for part in backends).get(model.device.type)
+    if backend in CAPTURABLE:
+        return None
+    return f"the target is split over processes, and sums by {backend} cannot be captured"
+
+
 def group_of(model: PreTrainedModel) -> ProcessGroup:
     shard = next(weight for weight in model.parameters() if isinstance(weight, DTensor))
     return shard.device_mesh.get_group()
@@ -69,3 +83,7 @@ class ShardBody(DescribedBody):
     def head(self, hidden: Tensor) -> Tensor:
         logits: Tensor = self.whole.get_output_embeddings()(hidden)
         return self._scaled(logits)
+
+    def head_into(self, out: Tensor, hidden: Tensor) -> None:
+        """The same, left in `out` [M, V]."""
+        out.copy_(self.head(hidden))
