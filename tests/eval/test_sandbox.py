@@ -138,6 +138,41 @@ def test_a_verdict_is_not_forged(forgery: str) -> None:
     assert outcome.ending is Ending.FAILED
 
 
+STOLEN = (
+    "import os, re, sys, threading, time, _thread\n"
+    "def tell(rest):\n  for fd in range(3, 64):\n    try: os.write(fd, b'{\"message\": \"\"' + rest + b'\\n')\n"
+    "    except OSError: pass\n"
+    "def look(frame):\n  if 'passing' in frame.f_locals: tell(frame.f_locals['passing'])\n"
+)
+LOOK = "for frame in sys._current_frames().values(): look(frame)\n"
+THEFTS = {
+    "its memory": "file, found = open('/proc/self/mem', 'rb', 0), []\n",
+    "its memory by an open folder": "file, found = os.fdopen(os.open('mem', os.O_RDONLY, "
+    "dir_fd=os.open('/proc/self', os.O_RDONLY)), 'rb', 0), []\n",
+    "a changed list of what is refused": "sys.modules['forerun.eval.sandbox.audit'].REFUSED = ('nothing',)\n" + LOOK,
+    "a hook that is busy": "os.path.realpath = lambda *given, **named: time.sleep(0.5) or '/dev/null'\n"
+    "threading.Thread(target=lambda: open('/dev/null', 'w')).start()\ntime.sleep(0.2)\n" + LOOK,
+    "an interrupt of the thread that reports": "def hook(kind, error, trace):\n  while trace:\n    look(trace.tb_frame)\n"
+    "    trace = trace.tb_next\nsys.excepthook = hook\n_thread.interrupt_main()\n1 / 0\n",
+}
+READ_MEMORY = (
+    "for line in open('/proc/self/maps').read().splitlines():\n  if 'rw-p' not in line: continue\n"
+    "  begin, end = (int(part, 16) for part in line.split()[0].split('-'))\n"
+    '  try: file.seek(begin); found += re.findall(rb\'"nonce": "[0-9a-f]{32}\', file.read(end - begin))\n'
+    "  except (OSError, ValueError): pass\n"
+    "tell(b', ' + found[0] + b'\", \"passed\": true}')\n"
+)
+
+
+@pytest.mark.skipif(platform.system() != "Linux", reason="reads files of Linux's")
+@pytest.mark.parametrize("theft", THEFTS)
+def test_what_makes_a_verdict_valid_is_not_stolen(theft: str) -> None:
+    program = STOLEN + THEFTS[theft] + (READ_MEMORY if "memory" in theft else "") + "os._exit(0)"
+    outcome = run_program(program, QUICK)
+    assert outcome.ending in (Ending.FAILED, Ending.DIED, Ending.TIME), outcome
+    assert "mem" not in theft or outcome.message.startswith("PermissionError: a file named mem"), outcome
+
+
 @pytest.mark.skipif(platform.system() != "Linux", reason="capabilities are Linux's")
 def test_capabilities_are_given_up() -> None:
     program = "lines = open('/proc/thread-self/status').read().splitlines()\n"

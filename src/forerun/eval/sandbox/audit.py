@@ -26,7 +26,7 @@ WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 def install(folder: str) -> bool:
     """Refuse network, processes, signals and writing outside `folder`. A hook cannot be taken away again."""
     home = os.path.realpath(folder)
-    busy = False
+    busy, refused, starts_with = False, REFUSED, str.startswith
 
     def inside(path: Any) -> bool:
         if isinstance(path, int):  # something already open
@@ -34,8 +34,15 @@ def install(folder: str) -> bool:
         whole = os.path.realpath(os.fsdecode(path))
         return whole == home or whole.startswith(home + os.sep) or whole == os.devnull
 
+    def is_memory(path: Any) -> bool:  # wherever it lies: of a path within an open folder only the end is known here
+        named = isinstance(path, str | bytes | os.PathLike)
+        return named and os.path.basename(os.path.realpath(os.fsdecode(path))) == "mem"
+
     def hook(event: str, arguments: tuple[Any, ...]) -> None:
         nonlocal busy
+        # Goes by names of this function alone: a module's could be set by the program.
+        if starts_with(event, refused) and arguments[:1] != (None,):  # ctypes opens the program itself as None
+            raise PermissionError(f"{event} is not allowed in the sandbox")
         if busy:  # realpath raises events of its own
             return
         busy = True
@@ -45,10 +52,10 @@ def install(folder: str) -> bool:
             busy = False
 
     def check(event: str, arguments: tuple[Any, ...]) -> None:
-        if event.startswith(REFUSED) and arguments[:1] != (None,):  # ctypes opens the program itself as None
-            raise PermissionError(f"{event} is not allowed in the sandbox")
         if event == "open":
             path, _, flags = arguments
+            if is_memory(path):
+                raise PermissionError("a file named mem, as a process's memory is, is not opened in the sandbox")
             if path is not None and (flags or 0) & WRITING and not inside(path):
                 raise PermissionError("writing outside the sandbox's folder is not allowed")
         elif event.startswith(ON_FILES):

@@ -45,11 +45,13 @@ def main(folder: str, status: int, memory: int, seconds: float) -> None:
     walls = _private_walls(folder)
     _thread.start_new_thread(_run, (waiting, messages, begin, ended))
     _report(status, {"walls": [*walls, *_shared_walls(folder, memory, seconds, "landlock" in walls)]})
-    begin.release()
-    ended.acquire()
-    message = messages[0] if messages and kind(messages[0]) is text else b'""'
-    write(status, b'{"message": ' + message + (passing if passed.acquire(False) else failing))
-    leave(0)  # threads and exit handlers that the program left behind have no say
+    try:
+        begin.release()
+        ended.acquire()
+        message = messages[0] if messages and kind(messages[0]) is text else b'""'
+        write(status, b'{"message": ' + message + (passing if passed.acquire(False) else failing))
+    finally:  # threads, exit handlers and whatever prints errors, which the program may have left behind, have no say
+        leave(0)
 
 
 def _held_lock() -> Any:
