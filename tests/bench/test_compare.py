@@ -53,7 +53,8 @@ def test_methods_take_turns_on_every_group(bench: Bench, output: Path) -> None:
     methods = [FakeMethod("a", diary), FakeMethod("b", diary, single=True), FakeMethod("c", diary)]
     record, notebook = fake_run(bench, methods, output, repeats=2)
     one, two = [("a", 1), ("b", 1), ("c", 1)], [("a", 2), ("c", 2)]
-    measured = (one + one + two + two) * 2
+    back, pair = one[::-1], two[::-1]  # the second time whoever was last comes first
+    measured = one + one + two + two + back + back + pair + pair
     warm_ups = len(diary) - len(measured)
     assert diary[warm_ups:] == measured
     assert set(diary[:warm_ups]) == {*one, *two}

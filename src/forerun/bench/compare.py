@@ -252,19 +252,23 @@ def warm_up(settings: CompareSettings, bench: Bench, methods: Sequence[Method], 
 def _turns(
     schedule: Schedule, methods: Sequence[Method], settings: CompareSettings, measured: list[Measurement]
 ) -> list[Turn]:
-    """A B C on the first group, A B C on the second ...
+    """A B C on the first group, A B C on the second ...; of every second repetition C B A.
 
-    The text of the first method of a target is what that of its others is held to.
+    What a machine does to whoever comes last, it then does to each as often. The text of the first method of a target
+    is what that of its others is held to.
     """
-    expected: dict[tuple[int, int, int], Run] = {}
+    expected: dict[tuple[int, int], Run] = {}
 
     def one(method: Method, place: int, repeat: int) -> None:
         group = schedule.groups[place]
         done = method.run(group.prompts, settings.max_new_tokens)
-        baseline = expected.setdefault((repeat, place, id(method.target)), done)
-        agreement = None
-        if baseline is not done and method.target is not None and settings.temperature == 0:  # samples differ by chance
-            agreement = compare_texts(method.target, group.prompts, baseline.tokens, done.tokens)
+        leader = next(m for m in methods if m.target is method.target and m.refusal(group.batch) is None)
+        key = place, id(method.target)
+        agreement: Agreement | None = None
+        if method is leader:
+            expected[key] = done
+        elif method.target is not None and settings.temperature == 0:  # samples differ by chance
+            agreement = compare_texts(method.target, group.prompts, expected[key].tokens, done.tokens)
         measured.append(_measurement(method, group, repeat, done, agreement))
 
     return [
@@ -275,7 +279,7 @@ def _turns(
         )
         for repeat in range(settings.repeats)
         for place, group in enumerate(schedule.groups)
-        for method in methods
+        for method in methods[:: -1 if repeat % 2 else 1]
         if method.refusal(group.batch) is None
     ]
 
