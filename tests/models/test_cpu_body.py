@@ -260,7 +260,15 @@ def test_auto_leaves_long_passes_to_others_where_they_measured_faster(
 
 @pytest.mark.parametrize(
     ("times", "longest"),
-    [((0.1, 0.1, 0.1), None), ((0.1, 0.1, 9), 512), ((0.1, 9), 128), ((9,), 32), ((0.9, 0.9), 512)],
+    [
+        ((0.1, 0.1, 0.1), None),
+        ((0.4, 0.4, 10), 512),
+        ((1, 4), 128),  # as far ahead as behind: halfway
+        ((1.9, 4), 70),
+        ((1, 2.1), 234),
+        ((9,), 32),
+        ((0.9, 0.9), 512),
+    ],
 )
 def test_the_longest_pass_lies_between_two_timed_ones(
     times: tuple[float, ...], longest: int | None, monkeypatch: pytest.MonkeyPatch

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
-from math import isqrt
+from math import isqrt, log
 from weakref import WeakSet
 
 import torch
@@ -184,21 +184,28 @@ def longest_pass(model: PreTrainedModel, threads: int) -> int | None:
 
 
 def _measure_longest_pass(model: PreTrainedModel, threads: int) -> int | None:
-    """Halfway, in powers of two, between a pass where tiles of ours were faster and one where a library was."""
+    """Between a pass where tiles of ours were faster and one where a library was: nearer to the one that was closer.
+
+    Halfway, in powers of two, where that is not known of both.
+    """
     from forerun.kernels.cpu.measured import seconds
     from forerun.models.bodies.cpu import CpuBody
 
     family = families.inspect(model, headless=True)
     library = _library_body(model)
     bodies: dict[str, Body] = {"tiles": CpuBody(model, threads), "library": library or ModulesBody(model, family)}
+    ahead: float | None = None  # how far tiles were at `shorter` tokens
     for shorter, tokens in pairwise((max(TIMED), *PROMPTS)):
         if family.context_length is not None and 2 * tokens > family.context_length:
             break
         embeddings = torch.rand(tokens, model.config.get_text_config(decoder=True).hidden_size, dtype=model.dtype)
         steps = {name: partial(_stepper(body, embeddings), tokens) for name, body in bodies.items()}
         times = seconds(steps, 2)
-        if times["tiles"] >= times["library"]:
-            return isqrt(shorter * tokens)
+        behind = log(times["tiles"] / times["library"])
+        if behind >= 0:
+            share = 1 / 2 if ahead is None else ahead / (ahead + behind)
+            return round(shorter * (tokens / shorter) ** share)
+        ahead = -behind
         if times["tiles"] > LONGEST_TIMED and tokens == PROMPTS[-2]:
             # Not timed, and known all the same: tiles fall behind, and products of integers are the same by both.
             return None if library is None else isqrt(tokens * PROMPTS[-1])
