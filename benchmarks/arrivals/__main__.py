@@ -16,8 +16,10 @@ def command(arguments: list[str]) -> int:
     default = Settings()
     parser = make_parser("arrivals", __doc__)
     parser.add_argument("--model", help=f"a target, or a pair [default: {LARGE} on a GPU, {SMALL} elsewhere]")
-    parser.add_argument("--draft", help="its draft model, where --model is no pair")
-    parser.add_argument("--methods", nargs="+", default=list(default.methods), help=f"of {', '.join(METHODS)}")
+    parser.add_argument("--draft", help="its draft model, where --model is no pair and has one")
+    parser.add_argument(
+        "--methods", nargs="+", default=[], help=f"of {', '.join(METHODS)} [default: all that the models allow]"
+    )
     parser.add_argument("--rates", nargs="+", type=float, default=list(default.rates), help="requests a second")
     parser.add_argument("--seconds", type=float, default=default.seconds, help="during which requests arrive")
     parser.add_argument("--prompt", nargs=2, type=int, default=list(default.prompt), help="tokens, from and to")
@@ -26,6 +28,7 @@ def command(arguments: list[str]) -> int:
         "--penalised", nargs="+", type=float, default=list(default.penalised), help="shares of requests with a penalty"
     )
     parser.add_argument("--shared", type=int, default=default.shared, help="tokens with which all prompts begin")
+    parser.add_argument("--temperature", type=float, default=default.temperature, help="0 is greedy")
     parser.add_argument("--max-rows", type=int, default=default.max_rows, help="rows that decode at once, at most")
     parser.add_argument("--max-draft", type=int, default=default.max_draft, help="tokens drafted a round, at most")
     parser.add_argument("--cold", action="store_true", help="begin without warming up")
@@ -34,8 +37,8 @@ def command(arguments: list[str]) -> int:
     chosen = parser.parse_args(arguments)
     asked = Settings(
         chosen.model, chosen.draft, tuple(chosen.methods), tuple(chosen.rates), chosen.seconds, tuple(chosen.prompt),
-        tuple(chosen.output_tokens), tuple(chosen.penalised), chosen.shared, chosen.max_rows, chosen.max_draft,
-        not chosen.cold,
+        tuple(chosen.output_tokens), tuple(chosen.penalised), chosen.shared, chosen.temperature, chosen.max_rows,
+        chosen.max_draft, not chosen.cold,
     )  # fmt: skip
     return run_command("arrivals", arguments, chosen, partial(run, asked, choose_device(chosen.device)))
 

@@ -89,7 +89,8 @@ def _remarks(
 ) -> tuple[str, ...]:
     lines = [
         f"{origin.machine.name}; {settings['model']}, Poisson arrivals for {settings['seconds']:g} s, prompts of "
-        f"{settings['prompt'][0]} to {settings['prompt'][1]} tokens, outputs of {settings['output'][0]} to "
+        f"{settings['prompt'][0]} to {settings['prompt'][1]} tokens ({settings['prompts']}), temperature "
+        f"{settings['temperature']:g}, outputs of {settings['output'][0]} to "
         f"{settings['output'][1]}, at most {settings['max_rows']} at once",
         "first: from arrival to the first token; token: after it, the mean of a request; needed: tokens that arrive a "
         f"second; goodput: requests whose first token came within {1e3 * GOOD_FIRST:.0f} ms and the others every "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +23,7 @@ class Load:
     output: tuple[int, int] = (32, 256)
     penalised: float = 0.0  # share of requests with a penalty
     shared: int = 0  # tokens with which all prompts begin
+    temperature: float = 1.0
     seed: int = 0
 
 
@@ -31,17 +33,21 @@ class Arrival:
     request: Request
 
 
-def arrivals(load: Load, vocabulary: int) -> list[Arrival]:
-    """In the order of their times. Texts end by their length alone."""
+def arrivals(load: Load, vocabulary: int, texts: Sequence[tuple[int, ...]] = ()) -> list[Arrival]:
+    """In the order of their times. Texts end by their length alone.
+
+    Prompts are random tokens; where there are `texts`, the ends of those, as long as asked for or as they are.
+    """
     numbers = random.Random(load.seed)
     beginning = _tokens(numbers, load.shared, vocabulary)
     made: list[Arrival] = []
     at = numbers.expovariate(load.rate)
     while at < load.seconds:
-        settings: dict[str, Any] = {"temperature": 1.0}
+        settings: dict[str, Any] = {"temperature": load.temperature}
         if numbers.random() < load.penalised:
             settings["repetition_penalty"] = PENALTY
-        prompt = beginning + _tokens(numbers, numbers.randint(*load.prompt), vocabulary)
+        length = numbers.randint(*load.prompt)
+        prompt = beginning + (numbers.choice(texts)[-length:] if texts else _tokens(numbers, length, vocabulary))
         request = Request(
             prompt=prompt, max_new_tokens=numbers.randint(*load.output), params=SamplingParams(**settings),
             seed=load.seed, request_id=len(made),

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from benchmarks.arrivals import run
 from benchmarks.arrivals.__main__ import command
 from benchmarks.arrivals.report import figure
 from benchmarks.arrivals.results import percentile, summarize
 from benchmarks.arrivals.serve import Outcome, Served, serve
 from benchmarks.arrivals.traffic import Load, arrivals
 from forerun import SpeculativeDecoder
+from forerun.errors import InvalidArgument
 from forerun.measure.record import load
 from support.bench import ORIGIN
 from support.tiny import tiny_model
@@ -31,6 +34,22 @@ def test_traffic_is_what_was_asked_for() -> None:
     penalised = sum(each.request.params.has_penalties for each in traffic) / len(traffic)
     assert abs(penalised - 0.25) < 0.03
     assert traffic == arrivals(many, vocabulary=90)
+
+
+def test_prompts_are_ends_of_texts_where_there_are_some() -> None:
+    texts = [tuple(range(10, 60)), (7, 8, 9)]
+    many = Load(rate=50, seconds=4, prompt=(4, 12), shared=2, temperature=0.0)
+    traffic = arrivals(many, vocabulary=90, texts=texts)
+    ends = {each.request.prompt[2:] for each in traffic}
+    assert (7, 8, 9) in ends and len(ends) > 5
+    assert all(any(text[-len(end) :] == end for text in texts) for end in ends)
+    assert all(each.request.params.temperature == 0 for each in traffic)
+
+
+@pytest.mark.parametrize(("method", "remedy"), [("default", "give --model"), ("beams", "choose among")])
+def test_methods_that_the_models_do_not_allow_are_refused(method: str, remedy: str, tmp_path: Path) -> None:
+    with pytest.raises(InvalidArgument, match=f"{method}.*{remedy}"):
+        command(["--methods", method, "--device", "cpu", "--output", str(tmp_path / "r.json")])
 
 
 @pytest.mark.parametrize("max_rows", (2, 64))
@@ -89,3 +108,16 @@ def test_one_rate_is_drawn_as_bars_and_odd_requests_where_there_are_no_others() 
             assert [(one.label, one.kind) for one in panel.series] == [("median", "bars"), ("99 %", "bars")]
         assert drawn.panels[0].series[0].y == (500.0,)
     assert figure([], ORIGIN) is None
+
+
+def test_the_default_drafter_is_asked_real_questions(
+    embedded: tuple[Any, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run, "load_model", lambda name, **where: embedded)
+    monkeypatch.delenv("FORERUN_DATA", raising=False)
+    output = tmp_path / "arrivals.json"
+    asked = "--model embedded --rates 8 --seconds 0.5 --prompt 8 20 --output-tokens 2 6 --penalised 0 --temperature 0"
+    assert command([*asked.split(), "--device", "cpu", "--output", str(output)]) == 0
+    record = load(output)
+    assert record.complete and [row["method"] for row in record.rows] == ["plain", "default"]
+    assert record.settings["prompts"].startswith("Forerun's own") and record.rows[1]["shortfall"] == 0
