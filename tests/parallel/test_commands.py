@@ -120,6 +120,27 @@ def test_a_server_that_loses_a_rank(how: signal.Signals, tmp_path: Path) -> None
         assert all(map(is_gone, started_by_it))
 
 
+@pytest.mark.slow  # the watch itself: tests/serve/test_apart.py
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="processes are looked up in /proc")
+def test_a_server_whose_first_rank_hangs(tmp_path: Path) -> None:
+    with served(tiny_folder(tmp_path)) as (process, url):
+        started_by_it = descendants(process.pid)
+        client = httpx.Client(base_url=url, timeout=60)
+        with client.stream("POST", "/v1/completions", json=BODY | {"stream": True}) as under_way:
+            lines = under_way.iter_lines()
+            assert next(lines).startswith("data: ")
+            os.kill(process.pid, signal.SIGSTOP)
+            started = time.monotonic()
+            rest = [line for line in lines if line]
+        assert time.monotonic() - started < 30
+        assert any("engine_dead" in line for line in rest), rest[-3:]
+        assert process.wait(60) == -signal.SIGKILL
+        end = time.monotonic() + 30
+        while not all(map(is_gone, started_by_it)):
+            assert time.monotonic() < end, "they outlive the server"
+            time.sleep(0.1)
+
+
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="processes are looked up in /proc")
 def test_nothing_is_left_behind(tmp_path: Path) -> None:
     with served(tiny_folder(tmp_path)) as (process, url):

@@ -74,13 +74,13 @@ def test_messages_are_the_same_however_their_bytes_come() -> None:
     assert isinstance(error, ApiError) and (error.status, error.param, error.retry_after) == (400, "n", 2)
 
 
-def played(play: Callable[[RemoteBackend, socket.socket], Awaitable[None]]) -> None:
+def played(play: Callable[[RemoteBackend, socket.socket], Awaitable[None]], is_split: bool = False) -> None:
     """With an engine's process that says nothing but what the test says for it."""
 
     async def run() -> None:
         ours, theirs = socket.socketpair()
         with ours:
-            backend = RemoteBackend(theirs)
+            backend = RemoteBackend(theirs, is_split)
             await backend.open()
             try:
                 await asyncio.wait_for(play(backend, ours), 20)
@@ -233,6 +233,29 @@ def test_whoever_leaves_is_told_on_and_whoever_stays_hears_that_the_engine_has_g
         assert not (await looked).is_alive and not backend.state.is_alive and lost.is_set()
 
     played(play)
+
+
+def test_an_engine_of_several_processes_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORERUN_RANK_TIMEOUT", "0.2")
+
+    async def play(backend: RemoteBackend, engine: socket.socket) -> None:
+        lost = asyncio.Event()
+        backend.on_lost = lost.set
+        await asyncio.sleep(0.4)
+        assert not lost.is_set(), "nobody waits for it"
+        waiting = backend.submit(REQUEST)
+        assert await heard(engine) == Submit(0, REQUEST)
+        for _ in range(8):  # slow, but there
+            look = await heard(engine)
+            assert isinstance(look, Look)
+            await asyncio.sleep(0.05)
+            engine.sendall(pack(Round([], [Answer(look.number, State(is_alive=True))])))
+        assert not lost.is_set()
+        with pytest.raises(ApiError, match="the engine hangs: restart the server"):
+            await told_once(waiting)
+        assert lost.is_set() and backend.is_hung
+
+    played(play, is_split=True)
 
 
 def test_transports_of_other_event_loops_will_do() -> None:

@@ -15,8 +15,8 @@ from forerun.serve.apart.wire import Beginning, Ready, Round, receive
 from forerun.serve.run import make_server
 from forerun.serve.service import Service
 
-CANNOT_LISTEN, ENGINE_LOST = 3, 4
-"""How it ends where its address cannot be had, and where the engine's process has gone without a word."""
+CANNOT_LISTEN, ENGINE_LOST, ENGINE_HANGS = 3, 4, 5
+"""How it ends where its address cannot be had, and where the engine's process has gone without a word or hangs."""
 
 
 def run(connection: socket.socket) -> int:
@@ -39,7 +39,7 @@ def run(connection: socket.socket) -> int:
 
     def lose() -> None:
         nonlocal status
-        status = ENGINE_LOST
+        status = ENGINE_HANGS if backend.is_hung else ENGINE_LOST
         server.end(at_once=True)
 
     backend.on_drain, backend.on_lost = server.end, lose
@@ -54,4 +54,8 @@ if __name__ == "__main__":
         ended = run(inherited)
     logging.shutdown()
     sys.stdout.flush()
+    if ended == ENGINE_HANGS:  # last: with it this process ends, and all that it has started
+        sys.stderr.write("Error: the process that decodes hung and was ended: start the server again\n")
+        sys.stderr.flush()
+        os.kill(os.getppid(), signal.SIGKILL)
     os._exit(ended)  # nothing is left to do; taking the interpreter down with all its modules takes seconds

@@ -11,6 +11,7 @@ from itertools import count
 from operator import attrgetter
 from typing import Any, cast
 
+from forerun.config import rank_timeout
 from forerun.engine import Request
 from forerun.engine.row import TokenLogprob
 from forerun.errors import EngineClosed
@@ -140,10 +141,31 @@ class RemoteBackend(Backend, asyncio.Protocol):
         self._timer: asyncio.TimerHandle | None = None
         self._transport: asyncio.Transport | None = None
         self._is_closing = False
+        self._watcher: asyncio.Task[None] | None = None
+        self.is_hung = False  # it was given up, and will not end by itself
 
     async def open(self) -> None:
         self._loop = asyncio.get_running_loop()
         await self._loop.create_connection(lambda: self, sock=self._connection)
+        if self.is_split:
+            self._watcher = asyncio.create_task(self._watch(rank_timeout()))
+
+    async def _watch(self, limit: float) -> None:
+        """Give up an engine that has not answered for `limit` seconds while somebody waited for it.
+
+        Its process is the first of a group. It notices when another one hangs; that it hangs, only its clients can see.
+        """
+        while self._transport is not None:
+            await asyncio.sleep(limit / 4)
+            if not self._streams and not self._questions:
+                continue
+            try:
+                async with asyncio.timeout(limit):
+                    await self._see(Look)
+            except TimeoutError:
+                self.is_hung = True
+                if self._transport is not None:
+                    self._transport.abort()
 
     @property
     def state(self) -> State:
@@ -225,7 +247,8 @@ class RemoteBackend(Backend, asyncio.Protocol):
         """Whoever waits is told; where nobody here has hung up, the other process has died."""
         self._transport = None
         self._state = replace(self._state, is_alive=False)
-        lost = ApiError(503, "the engine has ended: restart the server", code="engine_dead", retry_after=10)
+        what = "hangs" if self.is_hung else "has ended"
+        lost = ApiError(503, f"the engine {what}: restart the server", code="engine_dead", retry_after=10)
         for stream in list(self._streams.values()):
             stream.end(error=lost)
         for question in self._questions.values():
@@ -279,6 +302,8 @@ class RemoteBackend(Backend, asyncio.Protocol):
         )
 
     def _hang_up(self) -> None:
+        if self._watcher is not None:
+            self._watcher.cancel()
         if self._timer is not None:
             self._timer.cancel()
         if self._transport is not None:
