@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import itertools
+import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ from forerun.cli.deployed import app, parsed
 from forerun.cli.replicas import share_of
 from forerun.errors import InvalidArgument
 from forerun.serve.replicas.names import DEPLOYMENT, MIDDLEWARES
+from forerun.serve.replicas.run import SETTINGS
 from forerun.serve.settings import ServiceSettings
 from forerun.serve.speech import BATCH
 from support.tiny import tiny_model
@@ -101,3 +103,15 @@ def test_files_of_deploy_name_options_that_exist(name: str) -> None:
     assert parsed(application["args"])["max_replicas"] == 4
     assert [one["name"] for one in application["deployments"]] == [DEPLOYMENT]
     assert MIDDLEWARES in text
+
+
+def test_nodes_of_a_cluster_get_the_variables_that_the_page_asks_for() -> None:
+    """Those of the page are those that the command sets by itself, as far as nodes need them."""
+    page = (DEPLOY.parents[1] / "docs/scale.md").read_text(encoding="utf-8")
+    asked = dict(re.findall(r"`(RAY_SERVE_[A-Z_]+)=([^`]+)`", page))
+    containers = yaml.safe_load((DEPLOY / "kuberay.yaml").read_text(encoding="utf-8"))["spec"]["rayClusterConfig"]
+    head = containers["headGroupSpec"]["template"]["spec"]["containers"][0]["env"]
+    (workers,) = containers["workerGroupSpecs"]
+    assert len(asked) == 5 and workers["template"]["spec"]["containers"][0]["env"] == head
+    assert asked == {one["name"]: one["value"] for one in head if one["name"].startswith("RAY_")}
+    assert asked.items() <= (SETTINGS | {"RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": MIDDLEWARES}).items()
