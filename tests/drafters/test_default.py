@@ -63,8 +63,8 @@ def test_weights_kept_in_16_bits_are_judged_by_their_own_times(large: Any, monke
     """Against float32 the same copy would promise 1.6 times plain decoding, whatever 16 bits take."""
 
     def kept(step: float, verify: float) -> Any:
-        target = large().bfloat16()
-        keep_halves(target)
+        target = large().bfloat16().float()
+        keep_halves(target, torch.bfloat16)
         halves = {"1": (step, 1.0), "4": (verify, 1.1)}
         times = "forerun.kernels.cpu.choice.narrow_times"
         monkeypatch.setattr(times, lambda stored: halves if stored.name == "BF16" else FAST)

@@ -272,12 +272,13 @@ class LoadRequest:
             if (rounded := self._rounded_folder(loader, config, folder, processes)) is not None:
                 return self._rounded(loader, config, rounded)
             sketch = self._sketch(loader, config, folder)
-            if (pieces := self._pieces(sketch, config, folder, processes)) is not None:
-                return self._quantised_in_pieces(type(sketch), config, pieces)
             half = self._half_dtype(config, folder, processes)
+            pieces = self._pieces(sketch, config, folder, processes, half)
+            if pieces is not None and (made := self._in_pieces(type(sketch), config, pieces, half)) is not None:
+                return made
             model, report = loader.from_pretrained(
                 self.source.location,
-                dtype=half or self.dtype,
+                dtype=self.dtype,
                 output_loading_info=True,
                 **self.options,
                 **self._gguf_options(),
@@ -287,7 +288,7 @@ class LoadRequest:
             if self.source.gguf_file is not None:
                 _forget_blocks(model)
             if half is not None:
-                keep_halves(model)
+                keep_halves(model, half)
             elif self.keeps_stored and (path := self._gguf_path() or self.source.blocks) is not None:
                 keep_blocks(model, path, is_ours=not self.source.gguf_file)
             if self.quantize is not None:
@@ -327,12 +328,14 @@ class LoadRequest:
         folder.fill(model, self.dtype, self.device)
         return model.to(self.device).eval()
 
-    def _pieces(self, sketch: Any, config: Any, folder: Path | None, processes: int) -> PiecewiseFolder | None:
-        """How to read a folder so that its weights are quantised meanwhile; None where it is loaded first.
+    def _pieces(
+        self, sketch: Any, config: Any, folder: Path | None, processes: int, half: torch.dtype | None
+    ) -> PiecewiseFolder | None:
+        """How to read a folder so that its weights are quantised meanwhile, or stay halves; None: it is loaded first.
 
         Blocks that stay as they are stored are refused by whoever quantises.
         """
-        is_plain = self.quantize is not None and getattr(config, "quantization_config", None) is None
+        is_plain = getattr(config, "quantization_config", None) is None and (self.quantize or half) is not None
         keeps_blocks = self.keeps_stored and self.source.blocks is not None
         if sketch is None or not is_plain or keeps_blocks or folder is None or processes > 1:
             return None
@@ -342,12 +345,19 @@ class LoadRequest:
 
         return PiecewiseFolder.of(folder, sketch, self.dtype)
 
-    def _quantised_in_pieces(self, kind: Any, config: Any, pieces: PiecewiseFolder) -> Any:
+    def _in_pieces(self, kind: Any, config: Any, pieces: PiecewiseFolder, half: torch.dtype | None) -> Any:
+        """The model; None where transformers makes other weights of the files than they hold."""
+        from forerun.models.bodies.matrices import matrices
+
         model = self._from_state(kind, config, pieces.state(), pieces.place)
-        pieces.take(model)
-        scheme, name = str(self.quantize), self.source.name
-        quantise(model, scheme, name, with_head=self.quantize_head, rows_of=pieces.rows)
-        pieces.fill(model, keeps_halves=self._half_dtype(config, pieces.place) is not None)
+        if not pieces.take(model):
+            return None
+        keeping = set((None if half is None else matrices(model)) or ())
+        if self.quantize is not None:
+            quantise(model, self.quantize, self.source.name, with_head=self.quantize_head, rows_of=pieces.rows)
+        pieces.fill(model, keeping, is_mapped=self.quantize is None)
+        if half is not None:
+            keep_halves(model, half)  # of files that call a model's tensors by other names
         return model.eval()
 
     def _from_state(self, kind: Any, config: Any, state: dict[str, torch.Tensor], folder: Path) -> Any:

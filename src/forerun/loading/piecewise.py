@@ -1,12 +1,12 @@
-"""A checkpoint whose matrices are quantised while they are read, so that it never lies in memory whole and wide.
+"""A checkpoint whose matrices are quantised, or stay halves, while they are read: it is never in memory whole and wide.
 
 transformers gets a state in which each such matrix is one number seen many times: its place, no memory. The matrices
-follow from their files, some rows at a time.
+follow from their files, some rows at a time or as they are stored.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +14,10 @@ import torch
 from torch import Tensor, nn
 from transformers.conversion_mapping import get_model_conversion_mapping
 
-from forerun.loading.quantise import is_matrix, own_rows, rows_at_once
+from forerun.loading.quantise import own_rows, rows_at_once
 from forerun.loading.stored import kept_half
 from forerun.loading.tensor_files import model_tensors, read_rows, read_tensor, shape_of
+from forerun.models.bodies.matrices import is_turned, may_hold
 
 
 class PiecewiseFolder:
@@ -33,11 +34,12 @@ class PiecewiseFolder:
         if files is None or get_model_conversion_mapping(sketch, add_legacy=False):
             return None
         modules = dict(sketch.named_modules(remove_duplicate=False))
+        embedding = sketch.get_input_embeddings()  # of a class of its own in some families
         left = set()
         for name, path in files.items():
             owner, _, last = name.rpartition(".")
             module = modules.get(owner)
-            if module is None or last != "weight" or not is_matrix(module):
+            if module is None or last != "weight" or not (module is embedding or may_hold(module)):
                 continue
             if tuple(module._parameters["weight"].shape) == shape_of(path, name):
                 left.add(name)
@@ -52,36 +54,47 @@ class PiecewiseFolder:
         found = {}
         for name, path in self._files.items():
             if name in self.left:
-                found[name] = torch.zeros(1, dtype=self._dtype).expand(shape_of(path, name))
+                found[name] = torch.ones(1, dtype=self._dtype).expand(shape_of(path, name))
             else:
                 found[name] = read_tensor(path, name).clone()
         return found
 
-    def take(self, model: nn.Module) -> None:
-        """Note which parameters of the model, loaded with that state, are places only."""
-        named = model.named_parameters(remove_duplicate=False)
-        self._names = {id(weight): name for name, weight in named if name in self.left}
+    def take(self, model: nn.Module) -> bool:
+        """Note which parameters of the model, loaded with that state, are places only.
 
-    def rows(self, weight: Tensor) -> Iterator[Tensor]:
+        False where transformers has written into one: some families' embeddings have a zero row that no file has.
+        """
+        named = model.named_parameters(remove_duplicate=False)
+        places = {name: weight for name, weight in named if name in self.left}
+        self._names = {id(weight): name for name, weight in places.items()}
+        return all(weight.detach()[:1, :1].eq(1).all() for weight in places.values())
+
+    def rows(self, weight: Tensor, is_turned: bool) -> Iterator[Tensor]:
         """The rows of a parameter, some at a time: from its file, unless it is more than a place."""
         name = self._names.get(id(weight))
         if name is None:
-            yield from own_rows(weight)
+            yield from own_rows(weight, is_turned)
             return
-        yield from read_rows(self._files[name], name, rows_at_once(weight.shape[1]))
+        size = weight.shape[0 if is_turned else 1]
+        yield from read_rows(self._files[name], name, rows_at_once(size), is_turned)
 
-    def fill(self, model: nn.Module, keeps_halves: bool) -> None:
-        """Read those that were not quantised after all, wide or as they are stored."""
+    def fill(self, model: nn.Module, keeping: Collection[nn.Module] = (), is_mapped: bool = False) -> None:
+        """Read those that were not quantised after all: wide, or those of the modules `keeping` halves as halves.
+
+        `is_mapped`: halves may stay in the memory of their file, of which then nearly all is in use.
+        """
         made: dict[int, nn.Parameter] = {}
         for module in model.modules():
             for last, weight in module._parameters.items():
                 if weight is None or (name := self._names.get(id(weight))) is None:
                     continue
                 if id(weight) not in made:
-                    stored = nn.Parameter(read_tensor(self._files[name], name).clone(), requires_grad=False)
-                    made[id(weight)] = kept_half(module, last, stored) if keeps_halves else _wide(stored, self._dtype)
+                    stored, kept = read_tensor(self._files[name], name), None
+                    if module in keeping:
+                        kept = kept_half(stored if is_mapped else stored.clone(), is_turned(module))
+                    made[id(weight)] = _wide(stored, self._dtype) if kept is None else kept
                 module._parameters[last] = made[id(weight)]
 
 
-def _wide(weight: nn.Parameter, dtype: torch.dtype) -> nn.Parameter:
-    return nn.Parameter(weight.detach().to(dtype))
+def _wide(stored: Tensor, dtype: torch.dtype) -> nn.Parameter:
+    return nn.Parameter(stored.to(dtype, copy=True))

@@ -27,6 +27,7 @@ from forerun.math.integer import encode_rows, row_format
 from forerun.math.panels import PANEL, encode_panels, panel_format
 from forerun.math.quantise import GROUP, encode_q4_1, encode_q8_0
 
+RowsOf = Callable[[Tensor, bool], Iterator[Tensor]]  # of a weight; whether it is [inputs, outputs]
 AT_ONCE = 1 << 21  # numbers of a weight that are float32 at a time
 MOST_LEFT = 0.25  # of a model's weights that may stay as they are without a word
 EIGHT_BITS, INTEGERS, INTEGER_GROUPS, FOUR_BITS = "int8", "w8a8", "w8a8-g32", "int4"
@@ -67,13 +68,13 @@ def quantise(
     without: nn.Module | None = None,
     asked: str | None = None,
     with_head: bool | None = None,
-    rows_of: Callable[[Tensor], Iterator[Tensor]] | None = None,
+    rows_of: RowsOf | None = None,
 ) -> None:
     """Exchange the matrices of a model for quantised ones; some rows of one are float32 at a time.
 
     The part `without` stays as it is. Embedding and head are rounded like the layers `with_head`, stay as they are
-    where that is False, and have what their scheme says where nothing is asked. `rows_of` reads a weight that the model
-    does not hold itself.
+    where that is False, and have what their scheme says where nothing is asked. `rows_of` reads the outputs of a weight
+    that the model does not hold itself.
     """
     asked = asked or f"quantize={scheme!r}"
     ends = {id(getattr(end, "weight", None)) for end in (model.get_input_embeddings(), model.get_output_embeddings())}
@@ -86,7 +87,9 @@ def quantise(
             _refuse_blocks(weight, asked, name)
             held.append(weight)
             is_eight = with_head is None and scheme != INTEGER_GROUPS and id(weight) in ends
-            made[id(weight)] = _quantised(weight, EIGHT_BITS if is_eight else scheme, asked, rows_of or own_rows)
+            made[id(weight)] = _quantised(
+                weight, _is_turned(module), EIGHT_BITS if is_eight else scheme, asked, rows_of or own_rows
+            )
         module._parameters["weight"] = made[id(weight)]
     if not made:
         raise InvalidArgument(f"{asked}: no linear layer of {name!r} has a multiple of {GROUP} inputs; leave it out")
@@ -95,7 +98,7 @@ def quantise(
 
 
 def _tell_of_the_rest(model: nn.Module, asked: str, name: str, chosen: set[int]) -> None:
-    """Experts, and layers like GPT-2's, hold their weights in another way: a model of little else hardly changes."""
+    """Experts hold their weights in another way: a model of little else hardly changes."""
     left: Counter[str] = Counter()
     for module in model.modules():
         for weight in module._parameters.values():
@@ -120,18 +123,25 @@ def matrices(model: nn.Module, without: nn.Module | None = None) -> list[Tensor]
 
 
 def _holders(model: nn.Module, without: nn.Module | None) -> list[tuple[nn.Module, Tensor]]:
+    """Of a model that fused layers run, what those multiply; of others all that torch's own layers hold."""
+    from forerun.models.bodies.matrices import matrices as multiplied
+
+    found = multiplied(model)
+    if found is None:
+        found = [module for module in model.modules() if type(module) in (nn.Linear, nn.Embedding)]
     left_out = routers(model) | (set() if without is None else set(without.modules()))
-    found = [(module, module._parameters.get("weight")) for module in model.modules() if module not in left_out]
+    held = [(module, module._parameters.get("weight")) for module in found if module not in left_out]
     return [
         (module, weight)
-        for module, weight in found
-        if is_matrix(module) and weight is not None and weight.shape[1] % GROUP == 0
+        for module, weight in held
+        if weight is not None and weight.shape[0 if _is_turned(module) else 1] % GROUP == 0
     ]
 
 
-def is_matrix(module: nn.Module) -> bool:
-    """Whether a module's weight is one that may be quantised."""
-    return type(module) in (nn.Linear, nn.Embedding)
+def _is_turned(module: nn.Module) -> bool:
+    from forerun.models.bodies.matrices import is_turned
+
+    return is_turned(module)
 
 
 def rows_at_once(size: int) -> int:
@@ -139,29 +149,31 @@ def rows_at_once(size: int) -> int:
     return max(1, AT_ONCE // size // PANEL) * PANEL
 
 
-def own_rows(weight: Tensor) -> Iterator[Tensor]:
-    for some in (weight.raw if isinstance(weight, NarrowWeight) else weight.detach()).split(
-        rows_at_once(weight.shape[1])
-    ):
-        if isinstance(weight, NarrowWeight):
-            yield weight.format.decode(some.reshape(-1)).view(-1, weight.shape[1])
-        else:
-            yield some
+def own_rows(weight: Tensor, is_turned: bool) -> Iterator[Tensor]:
+    """The rows of a weight, some at a time; of one that is [inputs, outputs] the columns."""
+    if isinstance(weight, NarrowWeight):
+        size = weight.shape[0 if is_turned else 1]
+        for some in weight.raw.split(rows_at_once(size)):
+            yield weight.format.decode(some.reshape(-1)).view(-1, size)
+    else:
+        by_outputs = weight.detach().T if is_turned else weight.detach()
+        yield from by_outputs.split(rows_at_once(by_outputs.shape[1]))
 
 
-def _quantised(weight: Tensor, scheme: str, asked: str, rows_of: Callable[[Tensor], Iterator[Tensor]]) -> nn.Parameter:
-    is_odd = scheme == INTEGER_GROUPS and weight.shape[0] % PANEL
+def _quantised(weight: Tensor, is_turned: bool, scheme: str, asked: str, rows_of: RowsOf) -> nn.Parameter:
+    count, size = weight.shape[::-1] if is_turned else weight.shape
+    is_odd = scheme == INTEGER_GROUPS and count % PANEL
     format_for, encode = _ENCODERS[EIGHT_BITS if is_odd else scheme]
-    stored, done = format_for(weight.shape[1]), 0
-    raw = torch.empty(weight.shape[0], weight.shape[1] // stored.values * stored.size, dtype=torch.uint8)
-    for some in rows_of(weight):
-        dense = some.float()
+    stored, done = format_for(size), 0
+    raw = torch.empty(count, size // stored.values * stored.size, dtype=torch.uint8)
+    for some in rows_of(weight, is_turned):
+        dense = some.float().contiguous()
         if not dense.isfinite().all():
             raise InvalidArgument(f"{asked}: a weight is infinite or not a number; check the model's files")
         raw[done : done + len(dense)] = encode(dense)
         done += len(dense)
     assert done == len(raw)
-    return narrow_parameter(raw, stored)
+    return narrow_parameter(raw, stored, is_turned)
 
 
 def _refuse_blocks(weight: Tensor, asked: str, name: str) -> None:

@@ -1,13 +1,13 @@
 """Weights that stay in memory as their file stores them, for float32 arithmetic on a CPU.
 
 Decoding reads every weight once for a few tokens, so a byte saved is time saved. Half-precision numbers and GGUF
-blocks are widened in registers; results are those of a float32 copy, bit for bit in the same kernels. Matrices of
-linear layers and embeddings are kept; norms, biases and all else become float32.
+blocks are widened in registers; results are those of a float32 copy, bit for bit in the same kernels. What fused layers
+multiply is kept (`models.bodies.matrices`), embedding and head; norms, biases and all else become float32.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +18,12 @@ from forerun.config import Kernels
 from forerun.config import kernels as kernels_asked
 from forerun.errors import ForerunError
 from forerun.kernels import why_not_numba
-from forerun.kernels.cpu.narrow import narrow_parameter
+from forerun.kernels.cpu.narrow import NarrowWeight, narrow_parameter
 from forerun.loading.gguf import read_gguf
 from forerun.loading.llama import llama_blocks
 from forerun.loading.sizes import stored_types
 from forerun.math.blocks import BlockFormat, format_named
 
-FAMILIES = frozenset({"llama", "mistral", "qwen2", "qwen3", "whisper"})  # whose layers are fused on a CPU
 _HALVES = {"BF16": torch.bfloat16, "F16": torch.float16}
 
 
@@ -34,41 +33,51 @@ def can_keep(device: torch.device) -> bool:
 
 
 def half_dtype(folder: Path, config: Any) -> torch.dtype | None:
-    """The type to load a model folder in so that its weights can stay as they are; None where they are not all halves.
+    """The type that all weights of a model folder are stored in and may stay in; None where they are not all halves.
 
     A checkpoint of mixed types is loaded in float32: rounding its wider weights would change the model.
     """
     kinds = stored_types(folder, config)
-    if len(kinds) != 1 or config.model_type not in FAMILIES:
+    if len(kinds) != 1:
         return None
+    from forerun.models.bodies.matrices import may_be_fused
+
     (kind,) = kinds
-    return _HALVES[kind] if kind in _HALVES and _pays(format_named(kind)) else None
+    return _HALVES[kind] if kind in _HALVES and may_be_fused(config) and _pays(format_named(kind)) else None
 
 
-def keep_halves(model: nn.Module) -> None:
-    """Of a model that was loaded in half precision: keep its matrices so, make everything else float32."""
-    kept: dict[int, nn.Parameter] = {}
-    for module in model.modules():
-        for name, weight in module._parameters.items():
-            if weight is not None and id(weight) not in kept:
-                kept[id(weight)] = kept_half(module, name, weight)
-    for module in model.modules():
-        for name, weight in module._parameters.items():
-            if weight is not None:
-                module._parameters[name] = kept[id(weight)]
-        for name, buffer in module._buffers.items():
-            if buffer is not None and buffer.dtype in _HALVES.values():
-                module._buffers[name] = buffer.float()
-        if (config := getattr(module, "config", None)) is not None:
-            config.dtype = torch.float32
+def keep_halves(model: nn.Module, half: torch.dtype) -> None:
+    """Of a float32 model whose weights were stored in `half`: store so again what fused layers multiply.
+
+    A weight of other values, which was computed and not stored, stays as it is.
+    """
+    from forerun.models.bodies.matrices import is_turned, matrices
+
+    owners = list(model.modules())
+    for module in matrices(model) or ():
+        weight = module._parameters["weight"]
+        if weight is None or isinstance(weight, NarrowWeight):
+            continue
+        stored = weight.detach().to(half)
+        if torch.equal(stored.float(), weight) and (narrow := kept_half(stored, is_turned(module))) is not None:
+            _exchange(owners, {id(weight): narrow})  # at once: what it takes the place of need not wait for the others
 
 
-def kept_half(module: nn.Module, name: str, weight: nn.Parameter) -> nn.Parameter:
-    """A parameter of a module: its halves where they can be multiplied as they are, else float32."""
-    if not _is_matrix(module, name) or weight.dtype not in _HALVES.values() or not _fits(weight.shape[1]):
-        return nn.Parameter(weight.detach().float(), requires_grad=weight.requires_grad)
-    kind = next(kind for kind, dtype in _HALVES.items() if dtype == weight.dtype)
-    return narrow_parameter(weight.detach().contiguous().view(torch.uint8), format_named(kind))
+def kept_half(stored: Tensor, is_turned: bool) -> nn.Parameter | None:
+    """A matrix of halves as a float32 parameter; None where they cannot be multiplied as they are."""
+    by_outputs = stored.T if is_turned else stored
+    if not _fits(by_outputs.shape[1]):
+        return None
+    kind = next(kind for kind, dtype in _HALVES.items() if dtype == stored.dtype)
+    return narrow_parameter(by_outputs.contiguous().view(torch.uint8), format_named(kind), is_turned)
+
+
+def _exchange(owners: Iterable[nn.Module], made: Mapping[int, nn.Parameter]) -> None:
+    """Put parameters in the places of others, by their ids, wherever these are held."""
+    for owner in owners:
+        for name, weight in owner._parameters.items():
+            if weight is not None and id(weight) in made:
+                owner._parameters[name] = made[id(weight)]
 
 
 def keep_blocks(model: nn.Module, path: Path, is_ours: bool) -> None:
@@ -90,10 +99,7 @@ def keep_blocks(model: nn.Module, path: Path, is_ours: bool) -> None:
         narrow = narrow_parameter(raw.clone(), stored)  # the file may be replaced while we run
         if is_ours or torch.equal(stored.decode(raw.flatten()).view(weight.shape), weight):
             kept[id(weight)] = narrow
-    for owner in modules.values():
-        for name, weight in owner._parameters.items():
-            if weight is not None and id(weight) in kept:
-                owner._parameters[name] = kept[id(weight)]
+    _exchange(modules.values(), kept)
 
 
 def _blocks(path: Path) -> Iterable[tuple[str, Tensor, BlockFormat]]:

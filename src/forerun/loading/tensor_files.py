@@ -44,12 +44,13 @@ def read_tensor(path: Path, name: str) -> Tensor:
     return found
 
 
-def read_rows(path: Path, name: str, count: int) -> Iterator[Tensor]:
-    """`count` rows of a matrix at a time, copied: a view would keep all that was read before in memory."""
-    rows = shape_of(path, name)[0]
+def read_rows(path: Path, name: str, count: int, is_turned: bool = False) -> Iterator[Tensor]:
+    """`count` rows of a matrix at a time, or columns as rows, copied: a view would keep all that was read in memory."""
+    rows = shape_of(path, name)[1 if is_turned else 0]
     for first in range(0, rows, count):
         with safe_open(path, framework="pt") as file:
-            part: Tensor = file.get_slice(name)[first : min(first + count, rows)].clone()
+            whole, some = file.get_slice(name), slice(first, min(first + count, rows))
+            part: Tensor = (whole[:, some].T if is_turned else whole[some]).clone()
         yield part
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 from functools import partial
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from transformers.pytorch_utils import Conv1D
 
 pytest.importorskip("numba")
 
@@ -25,6 +27,8 @@ from forerun.kernels.cpu.product import product_address
 from forerun.kernels.cpu.tile import widen_row
 from forerun.kernels.cpu.widen import FORMATS, number_of
 from forerun.math.blocks import format_named
+from forerun.math.integer import encode_rows, row_format
+from forerun.models.bodies.merging import by_outputs
 from forerun.models.scorer import Scorer
 from support.stored import SIZE, size_of, stored_rows
 from support.tiny import tiny_model
@@ -139,6 +143,26 @@ def test_a_module_holds_it_as_its_weight() -> None:
     assert layer.to("cpu", torch.float32).weight.raw.data_ptr() == layer.weight.raw.data_ptr()
 
 
+@pytest.mark.parametrize("name", ["BF16", "Q8_0", "I8"])
+def test_layers_whose_weights_are_turned_multiply_as_others_do(name: str) -> None:
+    """GPT-2's, which say [inputs, outputs], and those that write their product as `x @ weight.T`."""
+    raw, stored = stored_rows(name, 7) if name != "I8" else (encode_rows(torch.randn(7, SIZE)), row_format(SIZE))
+    turned, layer, bias = Conv1D(7, SIZE), nn.Linear(SIZE, 7), torch.randn(7)
+    turned.weight, layer.weight = narrow_parameter(raw, stored, is_turned=True), narrow_parameter(raw, stored)
+    turned.bias, layer.bias = nn.Parameter(bias), nn.Parameter(bias)
+    assert turned.weight.shape == (SIZE, 7) and torch.equal(turned.weight.dense(), layer.weight.dense().T)
+    twins = [turned, copy.deepcopy(turned), *([pickle.loads(pickle.dumps(turned))] if name != "I8" else [])]
+    with torch.no_grad():
+        for rows in (1, 5, 100):
+            x = torch.randn(rows, SIZE)
+            for twin in twins:
+                assert torch.equal(twin(x), layer(x)), rows
+            assert torch.equal(x @ layer.weight.T, F.linear(x, layer.weight))
+    assert torch.equal(by_outputs(turned).raw, raw) and not by_outputs(turned).is_turned
+    torch.testing.assert_close(turned.weight.T @ torch.eye(SIZE), layer.weight.dense())  # whatever else torch can do
+    torch.testing.assert_close(F.linear(torch.eye(7), turned.weight), layer.weight.dense())
+
+
 def test_an_embedding_widens_the_rows_it_looks_up() -> None:
     raw, stored = stored_rows("Q8_0", 9)
     embedding = nn.Embedding(9, SIZE)
@@ -187,9 +211,9 @@ def test_narrow_weights_are_never_the_slower_ones(pairs: list[tuple[float, float
 def test_fused_layers_give_the_bits_of_float32() -> None:
     from forerun.loading.stored import keep_halves
 
-    narrow = copy.deepcopy(tiny_model("llama")).to(torch.bfloat16)
-    wide = copy.deepcopy(narrow).float()
-    keep_halves(narrow)
+    wide = copy.deepcopy(tiny_model("llama")).to(torch.bfloat16).float()
+    narrow = copy.deepcopy(wide)
+    keep_halves(narrow, torch.bfloat16)
     kept = [name for name, weight in narrow.named_parameters() if isinstance(weight, NarrowWeight)]
     assert any("q_proj" in name for name in kept) and any("embed" in name for name in kept)
     logits = []

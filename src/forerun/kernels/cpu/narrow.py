@@ -23,23 +23,29 @@ from forerun.math.blocks import BlockFormat
 FEW_ROWS = 64  # inputs up to which the stored bytes are multiplied; for more, widening them once costs little beside
 REMEDY = "load the model with dtype='float32' to have plain parameters"
 _TRAINING = (Tensor.requires_grad_, Tensor.requires_grad.__set__)  # type: ignore[attr-defined]
+_PRODUCTS = (torch.addmm, torch.matmul, Tensor.matmul, Tensor.__matmul__)
 _KEPT = (torch.ops.aten.detach.default, torch.ops.aten.alias.default)
 
 
 class NarrowWeight(Tensor):
-    """[N, K] float32 values, stored row by row in the blocks of `format`."""
+    """[N, K] float32 values, stored row by row in the blocks of `format`.
+
+    One that `is_turned` is seen as [K, N], as GPT-2's layers see their weights; its bytes lie by outputs all the same.
+    """
 
     raw: Tensor  # [N, bytes of a row] uint8
     format: BlockFormat
+    is_turned: bool
 
     @staticmethod
-    def __new__(cls, raw: Tensor, format: BlockFormat) -> NarrowWeight:
+    def __new__(cls, raw: Tensor, format: BlockFormat, is_turned: bool = False) -> NarrowWeight:
         shape = raw.shape[0], raw.shape[1] // format.size * format.values
+        shape = shape[::-1] if is_turned else shape
         return Tensor._make_wrapper_subclass(cls, shape, dtype=torch.float32, device=raw.device)
 
-    def __init__(self, raw: Tensor, format: BlockFormat) -> None:
+    def __init__(self, raw: Tensor, format: BlockFormat, is_turned: bool = False) -> None:
         assert raw.dtype == torch.uint8 and raw.is_contiguous() and raw.shape[1] % format.size == 0
-        self.raw, self.format = raw, format
+        self.raw, self.format, self.is_turned = raw, format, is_turned
 
     def __repr__(self) -> str:  # type: ignore[override]
         return f"NarrowWeight({self.format.name}, shape={tuple(self.shape)})"
@@ -51,6 +57,8 @@ class NarrowWeight(Tensor):
 
     def dense(self, room: Tensor | None = None) -> Tensor:
         """The float32 copy, which may be made in `room`: float32 memory for at least as many numbers."""
+        if self.is_turned:
+            return self.turned().dense(room).T
         if self.multiplies_integers or not _can_widen(self):
             return self.format.decode(self.raw.reshape(-1)).view(self.shape)
         if room is None:
@@ -59,6 +67,10 @@ class NarrowWeight(Tensor):
         _widen(self, made)
         return made
 
+    def turned(self) -> NarrowWeight:
+        """The same memory seen the other way round."""
+        return NarrowWeight(self.raw, self.format, not self.is_turned)
+
     @classmethod
     def __torch_function__(cls, func: Any, kinds: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -66,6 +78,10 @@ class NarrowWeight(Tensor):
             return _linear(*args, **kwargs)
         if func is F.embedding and isinstance(weight := args[1] if len(args) > 1 else kwargs["weight"], NarrowWeight):
             return _embedding(args[0] if args else kwargs["input"], weight)
+        if func == Tensor.T.__get__:  # type: ignore[attr-defined]
+            return args[0].turned()
+        if func in _PRODUCTS and not kwargs and (made := _turned_product(*args)) is not None:
+            return made
         if func == Tensor.data.__set__:  # type: ignore[attr-defined]
             return _set_data(*args)
         if func == Tensor.__setitem__:
@@ -82,22 +98,30 @@ class NarrowWeight(Tensor):
         cls, func: Any, kinds: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         if func in _KEPT:
-            return NarrowWeight(args[0].raw, args[0].format)
+            return NarrowWeight(args[0].raw, args[0].format, args[0].is_turned)
         if func is torch.ops.aten.clone.default:
-            return NarrowWeight(args[0].raw.clone(), args[0].format)
+            return NarrowWeight(args[0].raw.clone(), args[0].format, args[0].is_turned)
         if func._schema.is_mutable and isinstance(args[0], NarrowWeight):
             raise InvalidArgument(f"weights that are kept narrow cannot be changed in place; {REMEDY}")
         args, kwargs = tree_map_only(NarrowWeight, NarrowWeight.dense, (args, kwargs or {}))
         return func(*args, **kwargs)
 
 
-def narrow_parameter(raw: Tensor, format: BlockFormat) -> nn.Parameter:
+def narrow_parameter(raw: Tensor, format: BlockFormat, is_turned: bool = False) -> nn.Parameter:
     """For a module, in place of the parameter it has."""
-    return nn.Parameter(NarrowWeight(raw, format), requires_grad=False)
+    return nn.Parameter(NarrowWeight(raw, format, is_turned), requires_grad=False)
+
+
+def _turned_product(*args: Any) -> Tensor | None:
+    """`x @ weight` or `addmm(bias, x, weight)` of a turned weight, as linear layers multiply; None for all others."""
+    *biases, x, weight = args
+    if not isinstance(weight, NarrowWeight) or not weight.is_turned or isinstance(x, NarrowWeight) or x.ndim < 2:
+        return None
+    return _linear(x, weight.turned(), *biases)
 
 
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    if not isinstance(weight, NarrowWeight) or type(x) is NarrowWeight:
+    if not isinstance(weight, NarrowWeight) or weight.is_turned or type(x) is NarrowWeight:
         return F.linear(*tree_map_only(NarrowWeight, NarrowWeight.dense, (x, weight, bias)))
     if x.shape[-1] != weight.shape[1]:
         return F.linear(x, weight.dense(), bias)  # torch says what is wrong
@@ -158,7 +182,7 @@ def _set_data(weight: Tensor, value: Tensor) -> None:
     """What `model.to` does with every parameter; torch would keep the class and exchange what lies below it."""
     if not isinstance(weight, NarrowWeight) or not isinstance(value, NarrowWeight):
         raise InvalidArgument(f"weights that are kept narrow cannot become others or move elsewhere; {REMEDY}")
-    weight.raw, weight.format = value.raw, value.format
+    weight.raw, weight.format, weight.is_turned = value.raw, value.format, value.is_turned
 
 
 def _embedding(ids: Tensor, weight: NarrowWeight) -> Tensor:

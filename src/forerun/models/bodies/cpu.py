@@ -57,10 +57,10 @@ def why_not(model: PreTrainedModel) -> str | None:
         return "its weights are rounded for a GPU"
     if reason := readers.why_not(model):
         return reason
-    return next(_odd_sizes(readers.describe(model)), None)
+    return next(odd_sizes(readers.describe(model)), None)
 
 
-def _odd_sizes(decoder: Decoder) -> Iterator[str]:
+def odd_sizes(decoder: Decoder) -> Iterator[str]:
     """Vector instructions take whole registers."""
     sizes = {"heads": decoder.head_size, "hidden states": decoder.norm.weight.shape[-1]}
     for layer in decoder.layers:

@@ -77,8 +77,13 @@ def read_norm_behind(module: Any) -> Norm | None:
     return norm
 
 
+def is_product(module: Any) -> bool:
+    """Whether a module multiplies its inputs with a weight and does nothing else but add a bias, by its class."""
+    return type(module) in (nn.Linear, Conv1D) or type(module).__name__ == "FalconLinear"
+
+
 def read_product(module: Any) -> Product:
-    if type(module) not in (nn.Linear, Conv1D) and type(module).__name__ != "FalconLinear":
+    if not is_product(module):
         raise NotDescribed(f"a product of type {type(module).__name__}")
     found: Product = module
     return found
