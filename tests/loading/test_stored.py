@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 pytest.importorskip("numba")
 
 import forerun
+from forerun.cli import doctor
 from forerun.errors import ForerunWarning, InvalidArgument
 from forerun.kernels.cpu import choice
 from forerun.kernels.cpu.narrow import NarrowWeight
@@ -130,6 +131,24 @@ def test_a_users_gguf_file_keeps_blocks_of_256(tmp_path: Path) -> None:
     assert len(narrow_names(kept)) == len(matrices) and formats == set(kinds)
     for (name, mine), theirs in zip(kept.named_parameters(), plain.parameters(), strict=True):
         assert torch.equal(mine.dense() if isinstance(mine, NarrowWeight) else mine, theirs), name
+
+
+def test_formats_that_nothing_multiplies_are_told_and_the_others_kept(tmp_path: Path) -> None:
+    pytest.importorskip("gguf")
+    pytest.importorskip("accelerate")
+    tiny, odd = tiny_llama(tied=False), "blk.1.ffn_up.weight"
+    tensors = {name: halved(raw) if len(raw.shape) == 2 else raw for name, raw in llama_tensors(tiny).items()}
+    count = tensors[odd].shape[0] * tensors[odd].shape[1] // 32
+    tensors[odd] = Raw(tensors[odd].shape, 20, (b"\0\x3c" + bytes(range(16))) * count)  # IQ4_NL, a scale of 1
+    file = write_gguf(tmp_path / "tiny.gguf", llama_metadata(tiny), tensors)
+    kept, plain = load_model(file, dtype=STORED, device="cpu").model, load_model(file, device="cpu").model
+    assert len(narrow_names(kept)) == 2 * 7 + 2 - 1 and "model.layers.1.mlp.up_proj.weight" not in narrow_names(kept)
+    for (name, mine), theirs in zip(kept.named_parameters(), plain.parameters(), strict=True):
+        assert torch.equal(mine.dense() if isinstance(mine, NarrowWeight) else mine, theirs), name
+    assert doctor._weights(str(file), kept) == (
+        "as they are stored (F16 x 14): widened in registers, the results of a float32 copy; plain in memory, for want "
+        "of products that read them: IQ4_NL x 1"
+    )
 
 
 @pytest.mark.slow

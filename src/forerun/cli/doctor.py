@@ -95,7 +95,7 @@ def examine(name: str | None = None, device: str | None = None) -> Report:
         optional_packages=[OptionalPackage(name, installed_version(name), brings) for name, brings in OPTIONAL.items()],
         cpu_kernels=examine_cpu(name, model) if is_timed else examine_cpu(),
         self_check=None if model is None else _self_check(model),
-        weights=None if model is None else _weights(model),
+        weights=None if name is None or model is None else _weights(name, model),
         layers=None if model is None or is_timed else _layers(model),
     )
 
@@ -129,10 +129,15 @@ def _self_check(model: PreTrainedModel) -> str:
     return described(model)
 
 
-def _weights(model: PreTrainedModel) -> str:
+def _weights(name: str, model: PreTrainedModel) -> str:
+    from forerun.loading.load import widened_blocks
     from forerun.models.quantised import describe_weights
 
-    return describe_weights(model)
+    found = describe_weights(model)
+    if not (widened := widened_blocks(name)):
+        return found
+    kinds = ", ".join(f"{kind} x {count}" for kind, count in widened.items())
+    return f"{found}; plain in memory, for want of products that read them: {kinds}"
 
 
 def _versions() -> dict[str, str]:

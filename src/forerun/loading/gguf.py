@@ -49,6 +49,7 @@ class GgufFile:
     metadata: Mapping[str, Any]
     records: Mapping[str, TensorRecord]
     data: mmap.mmap
+    unread: Mapping[str, int]  # tensors that were left out, and the number of each one's format
 
     def tensor(self, name: str) -> Tensor:
         """One tensor, float32."""
@@ -67,16 +68,24 @@ class GgufFile:
         return self.metadata[key]
 
 
-def read_gguf(path: Path, only: Collection[str] | None = None) -> GgufFile:
-    """Open `path`, read its metadata, and check that every tensor it lists, or `only` those named, is really there."""
+def read_gguf(path: Path, only: Collection[str] | None = None, skips_unknown: bool = False) -> GgufFile:
+    """Open `path`, read its metadata, and check that every tensor it lists, or `only` those named, is really there.
+
+    Tensors in formats that are not known are refused, or left out where it `skips_unknown` ones.
+    """
     cursor = _open(path)
     num_tensors, num_values = cursor.scalar("Q"), cursor.scalar("Q")
     metadata = dict(_read_entry(cursor) for _ in range(num_values))
     listed = [_read_tensor_entry(cursor) for _ in range(num_tensors)]
     base = _aligned(cursor, metadata.get("general.alignment", DEFAULT_ALIGNMENT))
     wanted = [entry for entry in listed if only is None or entry[0] in only]
-    records = {name: _record(cursor, name, shape, kind, base + offset) for name, shape, kind, offset in wanted}
-    return GgufFile(path, metadata, records, cursor.data)
+    unread = {name: kind for name, _, kind, _ in wanted if kind not in FORMATS} if skips_unknown else {}
+    records = {
+        name: _record(cursor, name, shape, kind, base + offset)
+        for name, shape, kind, offset in wanted
+        if name not in unread
+    }
+    return GgufFile(path, metadata, records, cursor.data, unread)
 
 
 def check_whole(file: GgufFile) -> None:

@@ -38,7 +38,7 @@ from forerun.loading.rounding import round_weights
 from forerun.loading.shards import check_divides
 from forerun.loading.sizes import check_layer_counts, check_size, stored_values
 from forerun.loading.source import EMBEDDED, WHISPER, Source, resolve, wheel_of
-from forerun.loading.stored import can_keep, half_dtype, keep_blocks, keep_halves
+from forerun.loading.stored import can_keep, half_dtype, keep_blocks, keep_halves, widened_formats
 from forerun.loading.tensor_files import GENERATION
 
 if TYPE_CHECKING:
@@ -158,6 +158,12 @@ def model_type(name_or_path: str | Path, *, offline: bool = False) -> str | None
     with request.told_plainly("a model"), quiet():
         kind: str = request._config().model_type
     return kind
+
+
+def widened_blocks(name_or_path: str | Path, *, offline: bool = False) -> dict[str, int]:
+    """Of a GGUF file, how many tensors are float32 in memory because of their formats; empty of any other model."""
+    path = LoadRequest.of(name_or_path, device="cpu", offline=offline)._gguf_path()
+    return {} if path is None else widened_formats(path)
 
 
 def load_draft_weights(folder: str | Path) -> Any:

@@ -7,6 +7,7 @@ multiply is kept (`models.bodies.matrices`), embedding and head; norms, biases a
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -110,8 +111,16 @@ def _blocks(path: Path) -> Iterable[tuple[str, Tensor, BlockFormat]]:
         return []
 
 
+def widened_formats(path: Path) -> dict[str, int]:
+    """How many tensors of a GGUF file are in formats that no product of ours reads, and are float32 in memory."""
+    from gguf import GGMLQuantizationType
+
+    unread = read_gguf(path, skips_unknown=True).unread
+    return dict(Counter(GGMLQuantizationType(kind).name for kind in unread.values()))
+
+
 def _narrow_ones(path: Path) -> Iterator[tuple[str, Tensor, BlockFormat]]:
-    file = read_gguf(path)
+    file = read_gguf(path, skips_unknown=True)
     if file.metadata.get("general.architecture") == "llama":
         yield from (block for block in llama_blocks(file) if block[2].name != "F32")
 
