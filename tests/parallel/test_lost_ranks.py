@@ -14,8 +14,9 @@ import pytest
 import torch.distributed as dist
 
 import forerun
+from forerun.models import scorer
 from forerun.models.scorer import Scorer
-from support.ranks import VOCAB, load_shard, raised, run_ranks
+from support.ranks import VOCAB, Case, load_shard, raised, run_ranks, save_pair
 from support.tiny import tiny_model
 
 SECONDS = 2.0  # that a rank may keep the others waiting
@@ -91,3 +92,21 @@ def test_a_worker_whose_peer_has_gone_says_so_in_a_line(raised_by_it: str, is_sh
         said = process.stderr.read()
     assert said.endswith(f"forerun: rank 1 has ended: RuntimeError: {raised_by_it}\n")
     assert ("Traceback" in said) is is_shown and "Fatal" not in said
+
+
+def decode_with_another_cache(folder: str) -> str:
+    """Of rank 1 nothing is cut back: its rows keep the keys of refused tokens."""
+    target = load_shard(folder)
+    if dist.get_rank():
+        journalled = scorer.replay
+        scorer.replay = lambda cache, changes: journalled(cache, [one for one in changes if one[0] != "rewind"])
+    call = ([[5, 6, 7, 8, 5, 6, 7]], {"max_new_tokens": 12, "temperature": 1.0, "seed": 1})
+    return raised(lambda: Case("draft", {"policy": 3}, (call,)).decode(target))
+
+
+def test_caches_that_are_no_longer_alike_are_noticed(tmp_path: Path) -> None:
+    """What the tests of split targets rely on: they compare the states of all ranks before every pass."""
+    save_pair(tiny_model("llama", vocab=VOCAB), tmp_path)
+    ranks = run_ranks(2, decode_with_another_cache, str(tmp_path))
+    assert all(told.startswith("RankLost: ") for told in ranks), ranks
+    assert "no longer in the same state" in ranks[1]
