@@ -135,6 +135,9 @@ def test_the_last_layer_may_run_later(family: str) -> None:
         check(heard.take([row], [0], [len(text)], scorer), _hidden(model, text))
     assert not heard._unfinished
     assert all(map(torch.equal, pools, before))
+    assert scorer._skipped_by is scorer.body.beyond
+    scorer.renew()
+    assert scorer._skipped_by is None, "no row is left, and its weights may be the old model's"
 
 
 def _hidden(model: Any, text: list[int]) -> torch.Tensor:
@@ -153,8 +156,8 @@ def test_long_passes_are_tried_before_a_model_is_trusted(monkeypatch: pytest.Mon
     scorer.body.longest_pass = 512
     assert self_check.tried(scorer).kind is self_check.Kind.PASSED
     assert scorer.body.longest_pass == 512
-    hidden = LibraryBody.hidden
-    monkeypatch.setattr(LibraryBody, "hidden", lambda self, call: 1.1 * hidden(self, call).roll(1, dims=-1))
+    hidden = LibraryBody._last_states
+    monkeypatch.setattr(LibraryBody, "_last_states", lambda self, *call: 1.1 * hidden(self, *call).roll(1, dims=-1))
     with pytest.raises(self_check.UnsupportedModel, match="a pass as long prompts have it"):
         self_check.tried(scorer)
 

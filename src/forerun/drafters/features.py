@@ -24,8 +24,8 @@ class Features:
     A vector is to the target's keys what one is to twice the layers, so that keeping all of them costs little. A row
     whose beginning was missed (its target was running before anybody listened) stays unheard. On a CPU vectors of
     rounds without drafts wait until somebody reads them: to store those of each round would cost as much as all else
-    that listening costs. Of long prompts the target may hand over what lies before its last layer, a thirtieth of the
-    work of a prompt, which is then run when somebody reads them.
+    that listening costs. Of long prompts the target may hand over what lies before its last layer, which is then run
+    when somebody reads them.
     """
 
     def __init__(self, cache: KeyValueCache | None = None) -> None:

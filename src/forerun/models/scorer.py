@@ -66,7 +66,8 @@ class HiddenStateObserver(Protocol):
     ) -> None:
         """`hidden` [N, H]: row `rows[i]` has had `past[i]` tokens and now `counts[i]` more, row by row.
 
-        All but the `finished[i]` last of them are states before the last layer, which `Scorer.finish` runs.
+        All but the `finished[i]` last of them are states before the last layer, which `Scorer.finish` runs. None: no
+        state is.
         """
         ...
 
@@ -106,7 +107,7 @@ class Scorer:
     ) -> None:
         self.model = model
         self.observers: list[HiddenStateObserver] = []
-        self._paused: Body | None = None  # who has left positions before the last layer
+        self._skipped_by: Body | None = None  # who has left positions before the last layer
         self._recorded_feed: WeakMethod[RecordedFeed] | None = None
         self.form = form
         self.kernels = kernels(use)
@@ -177,7 +178,7 @@ class Scorer:
         self.reset()
         self.cache.give_back(self.model.device)
         forget_configs(self.model)
-        self.counterparts = None
+        self.counterparts = self._skipped_by = None
         with between_passes(self.model):
             number = self._open()
             if self._has_own_cache:
@@ -404,9 +405,9 @@ class Scorer:
 
         `states` [N, H] are what observers were told of them before the last layer.
         """
-        assert self._paused is not None
+        assert self._skipped_by is not None
         slots = tuple(self.cache.slot(row) for row in rows)
-        return self._paused.finish(states, RaggedRows(slots, tuple(starts), tuple(counts)), self.cache)
+        return self._skipped_by.finish(states, RaggedRows(slots, tuple(starts), tuple(counts)), self.cache)
 
     def _logits(
         self, rows: Sequence[int], blocks: Sequence[Sequence[int]], keep: Tensor | None, trees: Trees | None
@@ -436,7 +437,7 @@ class Scorer:
         """One pass over what is `new`: token ids [N], or embeddings [N, H] in their place."""
         if trees is not None and all(map(is_chain, trees)):
             trees = None  # chains need no mask of their own
-        sources, may_pause = self._sources(rows), not wants_hidden
+        sources, may_skip_last = self._sources(rows), not wants_hidden
         wants_hidden = wants_hidden or bool(self.observers)
         before = [self.cache.length(row) for row in rows]
         try:
@@ -446,13 +447,13 @@ class Scorer:
                 is_long = longest is not None and len(new) > longest
                 body = self.body.beyond if is_long else self.body
             body = body or self.modules
-            call = ForwardPass(new, places, self.cache, trees, sources, wants_logits, keep, wants_hidden, may_pause)
+            call = ForwardPass(new, places, self.cache, trees, sources, wants_logits, keep, wants_hidden, may_skip_last)
             with self._on_all_ranks(call, body):
                 out = body.run(call)
         except BaseException:
             self.rewind(rows, before)  # a pass that fails leaves no token behind
             raise
-        self._paused = self._paused if out.finished is None else body
+        self._skipped_by = self._skipped_by if out.finished is None else body
         for observer in self.observers:
             assert out.hidden is not None
             observer.on_hidden_states(rows, places.past, places.counts, out.hidden, out.finished)

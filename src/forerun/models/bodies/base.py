@@ -33,16 +33,17 @@ class ForwardPass:
     wants_logits: bool = False
     keep: Tensor | None = None  # [M] the positions among N whose logits are wanted; None: all
     wants_hidden: bool = True  # bodies that have to go out of their way for hidden states may leave them out
-    may_pause: bool = False  # whether hidden states may be left before the last layer where no logits follow
+    may_skip_last: bool = False  # whether hidden states may be left before the last layer where no logits follow
 
 
 @dataclass(frozen=True, slots=True)
 class PassOutput:
     """What was asked for of a pass; the keys and values of all layers are in the cache."""
 
-    hidden: Tensor | None  # [N, H] last hidden states, the final norm included
+    hidden: Tensor | None  # [N, H] last hidden states, the final norm included, but for what `finished` leaves out
     logits: Tensor | None  # [N, V] or [M, V]
-    # Of each row so many last positions have been through the last layer, the others' states lie before it; None: all.
+    # Of each row so many last positions have been through the last layer; the others' `hidden` lies before it, for
+    # `Body.finish`. None: all have.
     finished: tuple[int, ...] | None = None
 
 
@@ -65,8 +66,10 @@ class FusedBody(Body):
     """A body of ours below the model's own head. It takes chains only."""
 
     def run(self, call: ForwardPass) -> PassOutput:
+        return self._with_logits(call, self.hidden(call))
+
+    def _with_logits(self, call: ForwardPass, hidden: Tensor) -> PassOutput:
         assert call.trees is None, "trees are the modules' affair"
-        hidden = self.hidden(call)
         if not call.wants_logits:
             return PassOutput(hidden, None)
         return PassOutput(hidden, self.head(hidden if call.keep is None else hidden[call.keep]))

@@ -8,6 +8,7 @@ token, so what is not asked for is left out; drafters that read hidden states ma
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import accumulate
 from typing import Any
 
@@ -54,19 +55,21 @@ class LibraryBody(cpu.CpuBody):
     """The same layers, product by product."""
 
     def run(self, call: ForwardPass) -> PassOutput:
-        out = super().run(call)
-        if not call.wants_hidden or (tails := _tails(call)) is None:
-            return out
-        return PassOutput(out.hidden, out.logits, tuple(tails))
+        tails = _tails(call)
+        out = self._with_logits(call, self._last_states(call, tails))
+        return replace(out, finished=tuple(tails)) if call.wants_hidden and tails is not None else out
 
     def hidden(self, call: ForwardPass) -> Tensor:
-        """Only the positions whose last hidden states are asked for have gone through the last layer."""
+        return self._last_states(call, _tails(call))
+
+    def _last_states(self, call: ForwardPass, tails: list[int] | None) -> Tensor:
+        """Hidden states [N, H]: only the last `tails[i]` positions of each row have gone through the last layer."""
         self._check_weights()
         positions, starts = cpu.places_of(call.rows, call.cache)
         x = self._embedded(call.new, torch.from_numpy(positions))
         x = x.clone() if x is call.new else x.contiguous()
         self._prepare(call.cache, call.rows.longest, 0)
-        wanted = _wanted(call)
+        wanted = None if tails is None else _wanted(call, tails)
         states, room = _States(x, call.rows), _Room()
         with turn(self.num_threads):
             for index, layer in enumerate(self.decoder.layers):
@@ -163,7 +166,7 @@ class _States:
 
 def _tails(call: ForwardPass) -> list[int] | None:
     """How many of the last tokens of each row the last layer is for; None where it is for all."""
-    if (call.wants_hidden and not call.may_pause) or (call.wants_logits and call.keep is None):
+    if (call.wants_hidden and not call.may_skip_last) or (call.wants_logits and call.keep is None):
         return None
     if not call.wants_logits or call.keep is None:
         return [0] * len(call.rows.counts)
@@ -173,10 +176,8 @@ def _tails(call: ForwardPass) -> list[int] | None:
     return tails if torch.equal(ranges(starts, tails), call.keep) else None
 
 
-def _wanted(call: ForwardPass) -> tuple[RaggedRows, Tensor] | None:
-    """Those tokens, and where they stand; None where they are all."""
-    if (tails := _tails(call)) is None:
-        return None
+def _wanted(call: ForwardPass, tails: list[int]) -> tuple[RaggedRows, Tensor]:
+    """Those tokens, and where they stand."""
     rows = call.rows
     columns = zip(rows.slots, rows.past, rows.counts, tails, strict=True)
     ending = [(slot, past + count - tail, tail) for slot, past, count, tail in columns if tail]
