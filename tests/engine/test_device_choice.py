@@ -19,6 +19,7 @@ from forerun.engine.device import choose
 from forerun.engine.device.choose import describe, runner_for, why_not, why_nothing
 from forerun.engine.mailbox import Mailbox
 from forerun.lossy import Lenient
+from forerun.models import static_pass
 from forerun.models.scorer import Scorer
 from forerun.policy import Constant
 from forerun.types import Rule
@@ -33,7 +34,7 @@ def on_a_gpu(use: Kernels) -> Any:
 def a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(choose.kernels, "why_not_triton", lambda device: None)
-    monkeypatch.setattr(choose.static_pass, "why_not", lambda scorer: None)
+    monkeypatch.setattr(static_pass, "why_not", lambda scorer: None)
 
 
 @pytest.mark.usefixtures("a_gpu")

@@ -21,10 +21,13 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 import forerun
 from forerun.config import Kernels
 from forerun.drafters.device import Shape
+from forerun.engine.device import runner
 from forerun.engine.device.recorder import Marks
 from forerun.engine.device.row_table import RowTable
 from forerun.engine.device.runner import Runner
 from forerun.engine.device.shapes import key_bound, table_width
+from forerun.models.bodies import shard
+from forerun.models.bodies.shard_gpu import ShardGpuBody
 from forerun.models.scorer import Scorer
 from forerun.models.sharded import RecordedCall, RecordedPass
 from forerun.types import Rule
@@ -152,6 +155,36 @@ def test_a_follower_that_has_not_recorded_a_pass_says_so() -> None:
     other = replace(what, past=[1], slots=[0, 1])  # other rows: weights are looked at
     with pytest.raises(forerun.errors.RankLost, match="moved on this rank alone"):
         follower.repeat(RecordedCall(0, [], other, is_new=False, is_run=True))
+
+
+@pytest.mark.parametrize(
+    ("backend", "device", "sums"),
+    [
+        ("nccl", "cuda", None),
+        ("cpu:gloo,cuda:nccl", "cuda", None),
+        ("gloo", "cuda", "gloo"),
+        ("cpu:nccl,cuda:gloo", "cuda", "gloo"),
+        ("cpu:gloo,cuda:nccl", "cpu", "gloo"),
+        ("nccl", "cpu", "None"),
+    ],
+)
+def test_sums_that_a_graph_can_hold(
+    backend: str, device: str, sums: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Told by what torch says of a group, which names a backend for each kind of device."""
+    config = str(dist.distributed_c10d.BackendConfig(dist.Backend(backend)))
+    monkeypatch.setattr(shard, "group_of", lambda model: None)
+    monkeypatch.setattr(dist, "get_backend_config", lambda group: config)
+    monkeypatch.setattr(runner, "is_sharded", lambda model: True)
+    body = object.__new__(ShardGpuBody)
+    target: Any = SimpleNamespace(model=SimpleNamespace(device=torch.device(device)), body=body)
+    reason = None if sums is None else f"the target is split over processes, and sums by {sums} cannot be captured"
+    assert runner.why_not_passes(target) == reason
+    if reason is not None:
+        with pytest.raises(forerun.errors.UnsupportedModel, match=f"sums by {sums}"):
+            runner.follower_of(target)
+    by_modules: Any = SimpleNamespace(model=target.model, body=object())
+    assert runner.why_not_passes(by_modules) == "the target is split over processes, and run by transformers' modules"
 
 
 def lose_in_replay(folder: str, how: int | None, on_gpu: bool = False) -> Any:

@@ -68,5 +68,5 @@ def pretend(why_not: str | None = None, *, in_blocks: bool = True) -> Recorded:
     Recorder.captures = property(lambda self: True)  # type: ignore[assignment, method-assign]
     Recorder._captured = lambda self, work: work  # type: ignore[method-assign]
     choose.why_nothing = lambda target: None
-    choose.why_not_passes = runner.why_not_passes = lambda target: why_not  # type: ignore[attr-defined]
+    runner.why_not_captured = lambda model: why_not  # type: ignore[attr-defined]
     return count()

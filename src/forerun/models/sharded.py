@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 from weakref import WeakKeyDictionary
 
 import torch
@@ -92,7 +92,7 @@ class Ranks(Protocol):
         """While this rank runs a pass: the others run the same one. Where it is given, `is_over` is waited for."""
         ...
 
-    def equip(self, scorer: int, make: MakeFollower) -> int:
+    def make_followers(self, scorer: int, make: MakeFollower) -> int:
         """Let the other ranks make what follows a recorder of this one; its number, which is for `close`, too."""
         ...
 
@@ -199,9 +199,9 @@ class Counterparts:
         )
         return self._ranks.run(call)
 
-    def equip(self, owner: object, make: MakeFollower) -> int:
+    def make_followers(self, owner: object, make: MakeFollower) -> int:
         """Followers on the other ranks, for as long as `owner` lives here; their number."""
-        number = self._ranks.equip(self._number, make)
+        number = self._ranks.make_followers(self._number, make)
         weakref.finalize(owner, self._ranks.close, number)
         return number
 
@@ -213,29 +213,31 @@ class Counterparts:
         return self._ranks.run(RecordedCall(follower, self._journal.take(), what, is_new, is_run, state), is_over)
 
 
-class _Nobody:
-    """The ranks of a scorer that has no counterparts, because all of them do the same by themselves."""
+class WithoutCounterparts:
+    """What scorers on a rank that does not lead find of `Ranks`: nobody repeats what they do."""
 
     def open(self, model: nn.Module, options: dict[str, Any]) -> None:
         return None
 
-    def close(self, scorer: int) -> None:
+    def close(self, scorer: int) -> NoReturn:
         raise AssertionError("no counterparts were made")
 
-    def run(
-        self, call: PassCall | RecordedCall, is_over: Callable[[], bool] | None = None
-    ) -> AbstractContextManager[None]:
+    def run(self, call: PassCall | RecordedCall, is_over: Callable[[], bool] | None = None) -> NoReturn:
         raise AssertionError("no counterparts were made")
 
-    def equip(self, scorer: int, make: MakeFollower) -> int:
+    def make_followers(self, scorer: int, make: MakeFollower) -> NoReturn:
         raise AssertionError("no counterparts were made")
+
+    def wants_digest(self) -> bool:
+        return False
+
+
+class _Nobody(WithoutCounterparts):
+    """The ranks of a model while all of them do the same by themselves."""
 
     def agree(self, problem: str | None) -> None:
         if problem is not None:
             raise NotRecorded(problem)
-
-    def wants_digest(self) -> bool:
-        return False
 
     def smallest(self, number: int) -> int:
         return number

@@ -25,7 +25,7 @@ from forerun.models import sharded
 from forerun.models.self_check import SelfCheck
 from forerun.models.sharded import MakeFollower, NotRecorded, PassCall, RecordedCall
 from forerun.parallel.link import MEETING, Link
-from forerun.parallel.messages import Close, Equip, Examine, Load, Meet, Open, Outcome, Stop, Unload
+from forerun.parallel.messages import Close, Examine, Follow, Load, Meet, Open, Outcome, Stop, Unload
 from forerun.parallel.together import Models, abort, examine, limited_waiting, outline, why_not_alike
 
 T = TypeVar("T")
@@ -75,10 +75,10 @@ class Coordinator:
     def wants_digest(self) -> bool:
         return self.check_every > 0 and next(self._passes) % self.check_every == 0
 
-    def equip(self, scorer: int, make: MakeFollower) -> int:
+    def make_followers(self, scorer: int, make: MakeFollower) -> int:
         number = next(self._numbers)
         with self._lock:
-            self._send(Equip(number, scorer, make))
+            self._send(Follow(number, scorer, make))
             if refusal := next(filter(None, self.link.receive(MEETING)), None):
                 self.close(number)
                 raise NotRecorded(refusal)

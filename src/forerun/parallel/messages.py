@@ -46,7 +46,7 @@ class Open:
 
 
 @dataclass(frozen=True, slots=True)
-class Equip:
+class Follow:
     """Make what follows a recorder of a scorer's passes, and answer why that cannot be, or None."""
 
     follower: int

@@ -14,15 +14,15 @@ from forerun.loading import load_shard
 from forerun.models import sharded
 from forerun.models.scorer import Scorer
 from forerun.models.self_check import SelfCheck
-from forerun.models.sharded import Follower, MakeFollower, NotRecorded, PassCall, RecordedCall
+from forerun.models.sharded import Follower, NotRecorded, PassCall, RecordedCall
 from forerun.parallel.link import MEETING, Link
-from forerun.parallel.messages import Close, Equip, Examine, Load, Meet, Open, Outcome, Stop, Unload
+from forerun.parallel.messages import Close, Examine, Follow, Load, Meet, Open, Outcome, Stop, Unload
 from forerun.parallel.together import Models, examine, limited_waiting, outline
 
 T = TypeVar("T")
 
 
-class Worker:
+class Worker(sharded.WithoutCounterparts):
     """Counterparts of rank 0's scorers, with caches in the same state."""
 
     def __init__(self, link: Link) -> None:
@@ -42,21 +42,6 @@ class Worker:
         self.link.send(outline(model))
         if (refusal := self.link.receive(MEETING)[0]) is not None:
             raise UnsupportedModel(refusal)
-
-    def open(self, model: nn.Module, options: dict[str, Any]) -> None:
-        return None
-
-    def close(self, scorer: int) -> None:
-        raise AssertionError("scorers of this rank have no counterparts")
-
-    def wants_digest(self) -> bool:
-        return False
-
-    def run(self, call: PassCall | RecordedCall, is_over: Any = None) -> Any:
-        raise AssertionError("scorers of this rank have no counterparts")
-
-    def equip(self, scorer: int, make: MakeFollower) -> int:
-        raise AssertionError("scorers of this rank have no counterparts")
 
     def agree(self, problem: str | None) -> None:
         self.link.send(problem and f"rank {self.rank}: {problem}")
@@ -92,8 +77,8 @@ class Worker:
                 case RecordedCall():
                     with limited_waiting(self._models.all()), suppress(NotRecorded):  # rank 0 goes on without it
                         self._followers[message.follower].repeat(message)
-                case Equip():
-                    self.link.send(self._equip(message))
+                case Follow():
+                    self.link.send(self._make_follower(message))
                 case Open():
                     model = self._models.model(message.model)
                     self._scorers[message.scorer] = Scorer(model, **message.options)
@@ -121,7 +106,7 @@ class Worker:
                 case _:
                     raise AssertionError(f"rank 0 said {message!r}")
 
-    def _equip(self, message: Equip) -> str | None:
+    def _make_follower(self, message: Follow) -> str | None:
         """Why this rank cannot record."""
         try:
             self._followers[message.follower] = message.make(self._scorers[message.scorer])

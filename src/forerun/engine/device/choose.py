@@ -11,7 +11,6 @@ from forerun.drafters.base import Drafter
 from forerun.engine.device import prompt_passes
 from forerun.engine.device.draft_passes import DraftPasses
 from forerun.engine.device.runner import Runner, why_not_passes
-from forerun.models import static_pass
 from forerun.models.scorer import Scorer
 from forerun.models.sharded import is_sharded
 from forerun.rules import AnyRule
@@ -52,11 +51,9 @@ def why_nothing(target: Scorer) -> str | None:
     """What keeps all of a target's work from being recorded, in words; None where nothing does."""
     if target.device.type != "cuda":
         return f"{target.device.type} has no CUDA graphs"
-    if is_sharded(target.model) and (reason := why_not_passes(target)):
-        return reason
     if target.kernels is Kernels.OFF:  # torch's own draws and judgements wait for the host
         return "kernels='off' leaves drawing and judging to torch"
-    return kernels.why_not_triton(target.device) or static_pass.why_not(target)
+    return kernels.why_not_triton(target.device) or why_not_passes(target)
 
 
 def ends_prompts(target: Scorer) -> bool:
@@ -75,8 +72,7 @@ def draft_passes_of(drafter: Drafter | None, target: Scorer, clock: Callable[[],
     """Recorded passes for rounds that go step by step, where the drafter is a model beside the target."""
     if type(drafter) is not DraftModel or drafter.scorer.device != target.device:
         return None
-    why_not = static_pass.why_not if drafter.scorer.ranks is None else why_not_passes
-    return DraftPasses(drafter, clock) if why_not(drafter.scorer) is None else None
+    return DraftPasses(drafter, clock) if why_not_passes(drafter.scorer) is None else None
 
 
 def runner_of(target: Scorer, drafter: Drafter | None, rule: AnyRule, clock: Callable[[], float]) -> Runner:

@@ -52,7 +52,7 @@ from forerun.math.advance import HEAD
 from forerun.models import static_pass
 from forerun.models.bodies.shard import ShardBody, why_not_captured
 from forerun.models.scorer import Scorer
-from forerun.models.sharded import RecordedCall, RecordedPass
+from forerun.models.sharded import RecordedCall, RecordedPass, is_sharded
 from forerun.models.static_pass import StaticPass
 from forerun.types import BatchView, LawParams, Rule, Verdict
 
@@ -405,7 +405,7 @@ class Runner:
             yield
             return
         if self._follower is None:
-            number = self.target.counterparts.equip(self, follower_of)
+            number = self.target.counterparts.make_followers(self, follower_of)
             self._follower = number, Marks(self.target.device, self.clock, 1)
         number, end = self._follower
         is_new = not self.recordings.has(self._score_key(device_round, _shape_of(what)), self._score_version())
@@ -686,12 +686,13 @@ def follower_of(target: Scorer) -> Runner:
 
 
 def why_not_passes(target: Scorer) -> str | None:
-    """What keeps passes of a split target from being recorded, in words; None where nothing does."""
-    if target.device.type != "cuda":
-        return f"{target.device.type} has no CUDA graphs"
-    if not isinstance(target.body, ShardBody):
-        return "the target is split over processes, and run by transformers' modules"
-    return why_not_captured(target.model) or static_pass.why_not(target)
+    """What keeps a target's passes from being recorded on a GPU, in words; None where nothing does."""
+    if is_sharded(target.model):
+        if not isinstance(target.body, ShardBody):
+            return "the target is split over processes, and run by transformers' modules"
+        if reason := why_not_captured(target.model):
+            return reason
+    return static_pass.why_not(target)
 
 
 def _shape_of(what: RecordedPass) -> Shape:
