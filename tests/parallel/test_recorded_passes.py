@@ -22,7 +22,7 @@ import forerun
 from forerun.config import Kernels
 from forerun.drafters.device import Shape
 from forerun.engine.device import runner
-from forerun.engine.device.recorder import Marks
+from forerun.engine.device.recorder import Marks, Scratch
 from forerun.engine.device.row_table import RowTable
 from forerun.engine.device.runner import Runner
 from forerun.engine.device.shapes import key_bound, table_width
@@ -113,8 +113,13 @@ def decode_with_trouble(folder: str, rank: int, what: str) -> Any:
         if (step, number) == ("capture", 2):  # the first size has been recorded by then
             raise torch.OutOfMemoryError("no memory for a graph")
 
+    def lack_room(self: Scratch, like: Any, number: int) -> None:
+        raise torch.OutOfMemoryError("no memory for logits")
+
     if has_trouble and what == "fails":
         seen.before = fail
+    if has_trouble and what == "lacks room":
+        Scratch.reserve = lack_room  # type: ignore[method-assign]
     decoder = CASES[0].decoder(load_shard(folder))
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
@@ -124,7 +129,9 @@ def decode_with_trouble(folder: str, rank: int, what: str) -> Any:
 
 
 @pytest.mark.quick("1-fails")
-@pytest.mark.parametrize(("rank", "what"), [(1, "fails"), (0, "fails"), (1, "refuses")])
+@pytest.mark.parametrize(
+    ("rank", "what"), [(1, "fails"), (0, "fails"), (1, "refuses"), (1, "lacks room"), (0, "lacks room")]
+)
 def test_a_rank_that_cannot_record(rank: int, what: str, tmp_path: Path) -> None:
     """All of them launch from then on, and rank 0 says so once."""
     model = tiny_model("llama", vocab=VOCAB)
@@ -133,12 +140,48 @@ def test_a_rank_that_cannot_record(rank: int, what: str, tmp_path: Path) -> None
     assert isinstance(first, tuple) and isinstance(other, tuple), (first, other)
     check(model, CASES[:1], [first[0]])
     assert first[0] == other[0]
-    assert len(first[1]) == 1 and ("no memory for a graph" if what == "fails" else "no graphs here") in first[1][0]
+    reasons = {"fails": "no memory for a graph", "refuses": "no graphs here", "lacks room": "no memory for logits"}
+    assert len(first[1]) == 1 and reasons[what] in first[1][0]
     assert ("rank 1" in first[1][0]) is (rank == 1)
     assert first[2] == "nothing: recording failed"
     captured, replayed = (2, 1) if what == "fails" else (0, 0)
     assert first[3] == other[3] == captured
     assert first[4] == other[4] and (first[4] >= replayed if captured else first[4] == 0)
+
+
+def fail_in_a_rehearsal(folder: str, rank: int) -> Any:
+    """What each rank is told, and warned of, where one fails between the sums of the layers and that of the logits."""
+    os.environ["FORERUN_RANK_TIMEOUT"] = str(SECONDS)
+    pretend()
+    decoder = CASES[0].decoder(load_shard(folder))
+
+    def fail(self: ShardGpuBody, out: Any, hidden: Any) -> None:
+        raise torch.OutOfMemoryError("no memory for a product")
+
+    if dist.get_rank() == rank:
+        ShardGpuBody.head_into = fail  # type: ignore[method-assign]
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        try:
+            decoder.generate(GREEDY[0], **GREEDY[1])
+        except Exception as error:
+            own = [warning for warning in told if issubclass(warning.category, forerun.ForerunWarning)]
+            return f"{type(error).__name__}: {error}", list(map(str, own))
+    return None
+
+
+@pytest.mark.quick("1")
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rehearsal_that_fails_on_one_rank(rank: int, tmp_path: Path) -> None:
+    """Others are within its sums: whatever came next would be added up with what they still wait for."""
+    tiny_model("llama", vocab=VOCAB).save_pretrained(tmp_path)
+    told = run_ranks(2, fail_in_a_rehearsal, str(tmp_path), rank)
+    assert all(isinstance(one, tuple) for one in told), told
+    (error, warned), own = told[0], told[rank][0]
+    reason = "a pass failed on rank 0 (no memory for a product)" if rank == 0 else "rank 1 has ended"
+    assert error.startswith("RankLost: ") and reason in error
+    assert own == error if rank == 0 else own == "OutOfMemoryError: no memory for a product"
+    assert not warned, "it decodes on, launched, beside a rank that waits in a sum"
 
 
 def test_a_follower_that_has_not_recorded_a_pass_says_so() -> None:

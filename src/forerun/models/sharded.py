@@ -97,7 +97,10 @@ class Ranks(Protocol):
         ...
 
     def agree(self, problem: str | None) -> None:
-        """Where all ranks record a pass: raise `NotRecorded` on all of them if one tells of a problem."""
+        """Where all ranks record a pass: raise `NotRecorded` on all of them if one tells of a problem.
+
+        Only where no rank can be waiting for another in a sum.
+        """
         ...
 
     def wants_digest(self) -> bool:

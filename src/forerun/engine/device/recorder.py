@@ -66,17 +66,32 @@ class Recorder:
             return self._captured(work)
 
     def _record_together(self, work: Work, state: Sequence[Tensor], agree: Callable[[str | None], None]) -> Work:
-        """All ranks rehearse all of it; then all capture it or none; then all have it or none.
+        """All ranks rehearse all of it; then all of them have captured it or none has.
 
-        Nobody tries twice: a rank that did would wait for sums of ranks that do not.
+        A rehearsal sums up over the ranks. One that fails leaves the others within a sum, as any pass does that fails:
+        there is nothing left to agree on. Nobody captures twice: a rank that did would wait for ranks that do not.
         """
-        agree(_problem(lambda: self.rehearse(work, state, whole=True)))
+        self.rehearse(work, state, whole=True)
+        agree(None)  # all have come to its end: nobody waits below for a rank that has not
+        self._synchronize()
         made: list[Work] = []
         agree(_problem(lambda: made.append(self._captured(work))))
         return made[0]
 
+    def on_all_ranks(self, step: Work) -> None:
+        """A step in which no rank waits for another: where it fails on one, `agree` raises on all of them."""
+        if self.agree is None:
+            step()
+        else:
+            self.agree(_problem(step))
+
+    def _synchronize(self) -> None:
+        """What fails on the device before this is told by this."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
     def _captured(self, work: Work) -> Work:
-        torch.cuda.synchronize(self.device)
+        self._synchronize()
         if not self._is_usable:
             self._pools.append(torch.cuda.graph_pool_handle())
         self._is_usable = False  # after an error torch takes the capture for one that goes on, and refuses the next

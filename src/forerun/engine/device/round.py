@@ -62,6 +62,13 @@ class DeviceRound:
         drawn = replace(shape, drafted=shape.drawn)
         self.drafter.draft(self.table.device_rows, drawn, partial(self._draw, drawn, uniforms))
 
+    def make_room(self, shape: Shape) -> None:
+        """For the logits that `score` leaves, the most it takes, where their dtype is known before they are there."""
+        if self.target.has_head:
+            model = self.target.scorer.model
+            like = torch.empty(0, self.vocab_size, dtype=model.dtype, device=model.device)
+            self.logits.reserve(like, self.table.size * shape.scored)
+
     def score(self, shape: Shape) -> None:
         """The target's logits behind the last token and every drafted one: row b's are T from b * T on."""
         table, count = self.table, shape.scored

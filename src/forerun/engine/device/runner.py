@@ -410,6 +410,8 @@ class Runner:
         number, end = self._follower
         is_new = not self.recordings.has(self._score_key(device_round, _shape_of(what)), self._score_version())
         with self.target.counterparts.run_recorded(number, what, is_new=is_new, is_run=is_run, is_over=end.is_over):
+            if is_new:
+                self.recorder.on_all_ranks(lambda: device_round.make_room(_shape_of(what)))
             yield
             end.set(0)
 
@@ -418,7 +420,10 @@ class Runner:
         """On a rank that follows: what rank 0 does at the same time."""
         self.target.catch_up(call)
         what = call.what
-        device_round = self._round_of(what.size, table_width(what.count))
+        size, width = what.size, table_width(what.count)
+        if call.is_new:
+            self.recorder.on_all_ranks(lambda: self._round_of(size, width).make_room(_shape_of(what)))
+        device_round = self._round_of(size, width)
         key = self._score_key(device_round, _shape_of(what))
         if call.is_new:
             self.recordings.forget(key)
