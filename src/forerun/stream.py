@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from threading import Lock
 from typing import Self
-from weakref import ReferenceType, WeakKeyDictionary, ref
+from weakref import ref
 
 import torch
 from torch import Tensor
@@ -19,8 +19,7 @@ from forerun.kernels.compiling import compile_timer
 from forerun.keywords import GenerateCall
 from forerun.result import GenerateResult, sequences
 
-_running: WeakKeyDictionary[Engine, ReferenceType[Stream]] = WeakKeyDictionary()
-_claims = Lock()  # of `_running`
+_claims = Lock()  # of engines' `call`: two threads may begin at once
 
 
 class Stream(Iterator[list[Progress]]):
@@ -139,13 +138,13 @@ class Stream(Iterator[list[Progress]]):
     def _claim(self) -> None:
         self._engine.check_caller()  # before anything of the engine is changed: it may have requests of others
         with _claims:
-            other = _running.get(self._engine)
+            other = self._engine.call
             if (other is not None and other() is not None) or not self._engine.is_idle:
                 raise InvalidArgument(
                     "another call is still running on this decoder: iterate over its stream to the end, close() it, or "
                     "open it by `with decoder.stream(...) as stream`, which closes it"
                 )
-            _running[self._engine] = ref(self)
+            self._engine.call = ref(self)
 
     def _abort(self) -> None:
         """End early. Whatever made it end is what the caller hears of; who listens to the streamer must not wait."""
@@ -163,8 +162,7 @@ class Stream(Iterator[list[Progress]]):
             self._collect(self._engine.clock() - self._started)
         finally:
             self._engine.policy = self._decoder_policy
-            with _claims:
-                _running.pop(self._engine, None)
+            self._engine.call = None
 
     def _put(self, tokens: tuple[int, ...]) -> None:
         if self._call.streamer is not None and tokens:

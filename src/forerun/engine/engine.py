@@ -12,6 +12,7 @@ from dataclasses import replace
 from heapq import heappop, heappush
 from threading import Thread, current_thread
 from typing import Any
+from weakref import ReferenceType
 
 import torch
 from torch import Tensor, nn
@@ -133,6 +134,7 @@ class Engine:
         self.prompt_tokens = usual if prompt_tokens is None else integer("prompt_tokens", prompt_tokens, 1)
         self.seconds = Seconds()
         self.run_by: Thread | None = None  # an AsyncEngine's: only this thread adds and steps
+        self.call: ReferenceType[object] | None = None  # the call of `generate` under way; one nobody holds has ended
         # Adds what has come, where requests come while others decode; called within steps, too. None: none come.
         self.arrivals: Callable[[], None] | None = None
         self._turnstile = Turnstile()
