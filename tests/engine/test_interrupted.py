@@ -201,8 +201,9 @@ def test_nothing_is_left_of_a_call_that_was_interrupted_and_ended(monkeypatch: p
     for handle in handles:
         engine.abort(handle)
     assert engine.is_idle, "what was gained is in the results"
-    for result in engine.take_results():
-        assert result.stats.num_emitted_tokens == len(result.tokens) > 0
+    results = engine.take_results()
+    assert len(results) == len(handles)
+    assert all(result.stats.num_emitted_tokens == len(result.tokens) > 0 for result in results)
 
 
 class Mute(Spell):
