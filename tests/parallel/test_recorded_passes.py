@@ -6,6 +6,7 @@ import os
 import signal
 import time
 import warnings
+import weakref
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,10 +27,12 @@ from forerun.engine.device.recorder import Marks, Scratch
 from forerun.engine.device.row_table import RowTable
 from forerun.engine.device.runner import Runner
 from forerun.engine.device.shapes import key_bound, table_width
+from forerun.models import scorer as scorer_module
 from forerun.models.bodies import shard
 from forerun.models.bodies.shard_gpu import ShardGpuBody
 from forerun.models.scorer import Scorer
 from forerun.models.sharded import RecordedCall, RecordedPass
+from forerun.parallel import Coordinator
 from forerun.types import Rule
 from support import shared
 from support.interpreter import on_gpu_alone
@@ -198,6 +201,38 @@ def test_a_follower_that_has_not_recorded_a_pass_says_so() -> None:
     other = replace(what, past=[1], slots=[0, 1])  # other rows: weights are looked at
     with pytest.raises(forerun.errors.RankLost, match="moved on this rank alone"):
         follower.repeat(RecordedCall(0, [], other, is_new=False, is_run=True))
+
+
+def renew(folder: str) -> Any:
+    """Whether what follows or records passes has gone on this rank whenever the cache of a changed target is made."""
+    pretend()
+    target, gone, make = load_shard(folder), [], scorer_module.new_cache
+    decoder = CASES[0].decoder(target)
+    decoder.generate(GREEDY[0], **GREEDY[1])
+    if isinstance(decoder.ranks, Coordinator):
+        old: list[Any] = [decoder.engine.runner]
+        target.remark = "a setting that was not there"
+    else:
+        old = list(decoder.ranks._scorers.values())
+    known = list(map(weakref.ref, old))
+    del old
+
+    def new_cache(*some: Any) -> Any:
+        gone.append([one() is None for one in known])
+        return make(*some)
+
+    scorer_module.new_cache = new_cache  # type: ignore[attr-defined]
+    return gone, decoder.generate(GREEDY[0], **GREEDY[1]).new_tokens
+
+
+def test_a_changed_target_finds_its_memory_free(tmp_path: Path) -> None:
+    """On all ranks: the smallest of their caches is the size of all."""
+    model = tiny_model("llama", vocab=VOCAB)
+    model.save_pretrained(tmp_path)
+    first, other = run_ranks(2, renew, str(tmp_path))
+    assert isinstance(first, tuple) and isinstance(other, tuple), (first, other)
+    assert first == other and first[0] == [[True]]
+    check(model, [replace(CASES[0], calls=(GREEDY,))], [[first[1]]])
 
 
 @pytest.mark.parametrize(

@@ -757,6 +757,7 @@ class Engine:
         if self._is_stale or self.target.has_changed() or (drafter is not None and drafter.has_changed()):
             self._is_stale = True  # until all of this has succeeded: a model that is refused is refused again
             self._start_over()
+            self.runner = self.drafting.passes = None  # whose graphs hold memory that the new cache is to have
             with Evaluation(self._models(drafter)):
                 self.target.renew()
                 self._connect(drafter, self.drafting.policy)

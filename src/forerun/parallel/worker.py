@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -30,7 +30,7 @@ class Worker(sharded.WithoutCounterparts):
         self._models = Models()
         self._loaded: dict[int, nn.Module] = {}  # by order of rank 0, which nobody else holds
         self._scorers: dict[int, Scorer] = {}
-        self._followers: dict[int, Follower] = {}
+        self._followers: dict[int, tuple[int, Follower]] = {}  # and the number of the scorer that each was made for
 
     def connect(self, model: nn.Module) -> None:
         self._models.add(model)
@@ -76,16 +76,14 @@ class Worker(sharded.WithoutCounterparts):
                         self._scorers[message.scorer].repeat(message)
                 case RecordedCall():
                     with limited_waiting(self._models.all()), suppress(NotRecorded):  # rank 0 goes on without it
-                        self._followers[message.follower].repeat(message)
+                        self._followers[message.follower][1].repeat(message)
                 case Follow():
                     self.link.send(self._make_follower(message))
                 case Open():
                     model = self._models.model(message.model)
                     self._scorers[message.scorer] = Scorer(model, **message.options)
                 case Close():
-                    for number in message.numbers:
-                        self._scorers.pop(number, None)
-                        self._followers.pop(number, None)
+                    self._drop(message.numbers)
                 case Meet():
                     self.link.send(None)
                 case Load():
@@ -109,7 +107,15 @@ class Worker(sharded.WithoutCounterparts):
     def _make_follower(self, message: Follow) -> str | None:
         """Why this rank cannot record."""
         try:
-            self._followers[message.follower] = message.make(self._scorers[message.scorer])
+            made = message.make(self._scorers[message.scorer])
         except Exception as error:
             return f"rank {self.rank}: {kind_and_line(error)}"
+        self._followers[message.follower] = message.scorer, made
         return None
+
+    def _drop(self, gone: Sequence[int]) -> None:
+        """Scorers and followers; also those followers whose scorers have gone, or they would keep their caches."""
+        for number in gone:
+            self._scorers.pop(number, None)
+        kept = {number: own for number, own in self._followers.items() if not {number, own[0]} & set(gone)}
+        self._followers = kept
