@@ -8,6 +8,7 @@ import time
 import warnings
 import weakref
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +17,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import Replicate
+from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import forerun
@@ -31,7 +32,7 @@ from forerun.models import scorer as scorer_module
 from forerun.models.bodies import shard
 from forerun.models.bodies.shard_gpu import ShardGpuBody
 from forerun.models.scorer import Scorer
-from forerun.models.sharded import RecordedCall, RecordedPass
+from forerun.models.sharded import RecordedCall, RecordedPass, on_every_rank
 from forerun.parallel import Coordinator
 from forerun.types import Rule
 from support import shared
@@ -187,20 +188,37 @@ def test_a_rehearsal_that_fails_on_one_rank(rank: int, tmp_path: Path) -> None:
     assert not warned, "it decodes on, launched, beside a rank that waits in a sum"
 
 
-def test_a_follower_that_has_not_recorded_a_pass_says_so() -> None:
-    """Rank 0 may be waiting for its sums by then: there is nothing left but to end."""
-    scorer = Scorer(tiny_model("llama"), use=Kernels.OFF)
+def move_in_one() -> Any:
+    """What a follower says behind its passes, and whether the scorer has noticed, once only shards have moved."""
+    pretend()
+    target = split_in_one(tiny_model("llama", vocab=VOCAB))
+    with on_every_rank(target):
+        scorer = Scorer(target, use=Kernels.OFF)
     scorer.admit(0)
     follower = Runner(scorer, None, Rule.TOKEN, time.perf_counter, whole_rounds=False)
     changes: list[Any] = [("reserve", ((0,), (4,), 8), {})]
     what = RecordedPass(1, 3, 1024, [scorer.cache.slot(0)], 0, [0], [[5, 6, 7]])
-    for is_new in (True, True, False):  # without a capture memory for logits is made by the first run
-        follower.repeat(RecordedCall(0, changes, what, is_new=is_new, is_run=True))
-    for weight in scorer.model.parameters():
-        weight.data = weight.data.clone()
+    said = [
+        raised(partial(follower.repeat, RecordedCall(0, changes, what, is_new=is_new, is_run=True)))
+        for is_new in (True, False)
+    ]
+    noticed = [scorer.has_changed()]
+    for weight in target.parameters():
+        if isinstance(weight, DTensor):
+            weight._local_tensor = weight._local_tensor.clone()
     other = replace(what, past=[1], slots=[0, 1])  # other rows: weights are looked at
-    with pytest.raises(forerun.errors.RankLost, match="moved on this rank alone"):
-        follower.repeat(RecordedCall(0, [], other, is_new=False, is_run=True))
+    said.append(raised(lambda: follower.repeat(RecordedCall(0, [], other, is_new=False, is_run=True))))
+    return said, [*noticed, scorer.has_changed()]
+
+
+def test_a_follower_that_has_not_recorded_a_pass_says_so() -> None:
+    """Rank 0 may be waiting for its sums by then: there is nothing left but to end."""
+    told = run_ranks(1, move_in_one)[0]
+    assert isinstance(told, tuple), told
+    (*before, after), noticed = told
+    assert before == ["nothing was raised"] * 2
+    assert after.startswith("RankLost: ") and "moved on this rank alone" in after
+    assert noticed == [False, True]
 
 
 def renew(folder: str) -> Any:

@@ -19,7 +19,7 @@ from transformers import PreTrainedConfig
 from forerun.kernels.cpu.narrow import NarrowWeight
 from forerun.kernels.scaled import ScaledWeight
 from forerun.models.offloaded import fetched, weights_map
-from forerun.models.plain import COLLECTORS, address, is_memory
+from forerun.models.plain import COLLECTORS, address, is_memory, own_part
 
 # Attributes of every module, read one by one or of no consequence for what a forward computes; and marks that
 # transformers and we leave on a model.
@@ -157,6 +157,8 @@ def _place(tensor: Tensor) -> tuple[Any, ...]:
     if isinstance(tensor, ScaledWeight | NarrowWeight):
         return address(tensor), tensor.dtype, tensor.device, tensor.shape
     if type(tensor) not in (Tensor, nn.Parameter) or tensor.layout is not torch.strided:
+        if (part := own_part(tensor)) is not tensor:
+            return *_place(part), tensor.shape
         return tensor.dtype, tensor.device, tensor.shape  # what else there is to tell lies within, if anywhere
     return tensor.data_ptr(), tensor.dtype, tensor.device, tensor.shape, tensor.stride()
 

@@ -83,8 +83,16 @@ def is_turned_memory(weight: Any) -> bool:
 
 
 def address(weight: Tensor) -> int:
-    """Where the numbers of a weight lie, however they are stored."""
-    return weight.raw.data_ptr() if isinstance(weight, ScaledWeight) else narrow.address(weight)
+    """Where the numbers of a weight lie, however they are stored; of a split one those of this process."""
+    if isinstance(weight, ScaledWeight):
+        return weight.raw.data_ptr()
+    return narrow.address(weight) or own_part(weight).data_ptr()  # a DTensor says 0
+
+
+def own_part(weight: Tensor) -> Tensor:
+    """What this process holds of a weight, without the import that asking for a DTensor takes."""
+    part: Tensor = getattr(weight, "_local_tensor", weight)
+    return part
 
 
 def stored_bytes(weight: Tensor) -> int:
