@@ -9,6 +9,7 @@ import warnings
 import weakref
 from dataclasses import replace
 from functools import partial
+from itertools import count as count_from
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -251,6 +252,60 @@ def test_a_changed_target_finds_its_memory_free(tmp_path: Path) -> None:
     assert isinstance(first, tuple) and isinstance(other, tuple), (first, other)
     assert first == other and first[0] == [[True]]
     check(model, [replace(CASES[0], calls=(GREEDY,))], [[first[1]]])
+
+
+def test_ctrl_c_while_a_pass_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All ranks are in that pass, and in step behind it. A second one need not wait."""
+    monkeypatch.setattr(dist, "get_world_size", lambda: 2)
+    closed, sent = list[str](), list[Any]()
+    link: Any = SimpleNamespace(send=sent.append, close=closed.append, ended_peers=lambda patience=0: [])
+    ranks = Coordinator(link, calls_are_shared=True)
+
+    def look() -> bool:
+        now = next(looks)
+        if now is None:
+            raise KeyboardInterrupt
+        return bool(now)
+
+    call: Any = None
+    looks = iter([False, None, False, True])
+    with pytest.raises(KeyboardInterrupt), ranks.run(call, look):
+        pass
+    assert list(looks) == [] and not closed
+    looks = iter([False, None, None])
+    with pytest.raises(KeyboardInterrupt), ranks.run(call, look):
+        pass
+    assert closed == ["a pass failed on rank 0 (KeyboardInterrupt)"]
+
+
+def interrupt(folder: str) -> Any:
+    """On rank 0 tokens of a call behind one that a Ctrl-C has ended."""
+    pretend()
+    decoder = CASES[0].decoder(load_shard(folder))
+    if dist.get_rank() == 1:
+        return raised(lambda: forerun.parallel.serve_passes(decoder))
+    decoder.ranks.check_every, looks, is_over = 1, count_from(1), Marks.is_over
+
+    def interrupted(self: Marks) -> bool:
+        if next(looks) == 3:
+            raise KeyboardInterrupt
+        return is_over(self)
+
+    Marks.is_over = interrupted  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        decoder.generate(GREEDY[0], **GREEDY[1])
+    told = [decoder.generate(prompts, **keywords).new_tokens for prompts, keywords in CASES[0].calls]
+    decoder.ranks.stop()
+    return told
+
+
+@pytest.mark.slow
+def test_calls_behind_a_ctrl_c(tmp_path: Path) -> None:
+    model = tiny_model("llama", vocab=VOCAB)
+    model.save_pretrained(tmp_path)
+    told, _ = run_ranks(2, interrupt, str(tmp_path))
+    assert isinstance(told, list), told
+    check(model, CASES[:1], [told])
 
 
 @pytest.mark.parametrize(

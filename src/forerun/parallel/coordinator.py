@@ -94,6 +94,7 @@ class Coordinator:
     @contextmanager
     def run(self, call: PassCall | RecordedCall, is_over: Callable[[], bool] | None = None) -> Iterator[None]:
         """An error in the middle of a pass leaves other ranks in a collective: they cannot be brought back in step."""
+        held: KeyboardInterrupt | None = None
         with self._lock:
             self._send(call)
             self._is_inside = True
@@ -101,7 +102,7 @@ class Coordinator:
                 with limited_waiting(self._models.all()):
                     yield
                     if is_over is not None:
-                        self._wait(is_over)
+                        held = self._wait(is_over)
             except NotRecorded:  # which all of them have heard
                 raise
             except BaseException as error:
@@ -113,10 +114,22 @@ class Coordinator:
                 raise
             finally:
                 self._is_inside = False
+        if held is not None:
+            raise held
 
-    def _wait(self, is_over: Callable[[], bool]) -> None:
-        """Until the device has run a recorded pass. torch does not watch sums of a graph: one whose other side has gone
-        would be waited for without an end, by whoever reads the result."""
+    def _wait(self, is_over: Callable[[], bool]) -> KeyboardInterrupt | None:
+        """Until the device has run a recorded pass. A Ctrl-C meanwhile is returned: all ranks have the whole pass, and
+        are in step behind it. A second one is raised."""
+        try:
+            self._watch(is_over)
+        except KeyboardInterrupt as interrupt:
+            self._watch(is_over)
+            return interrupt
+        return None
+
+    def _watch(self, is_over: Callable[[], bool]) -> None:
+        """torch does not watch sums of a graph: one whose other side has gone would be waited for without an end, by
+        whoever reads the result."""
         begun = looked = time.monotonic()
         while not is_over():
             time.sleep(POLL_SECONDS)
