@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
-from math import isqrt, log
+from math import exp, isqrt, log
 from weakref import WeakSet
 
 import torch
@@ -204,7 +204,7 @@ def _measure_longest_pass(model: PreTrainedModel, threads: int) -> int | None:
         behind = log(times["tiles"] / times["library"])
         if behind >= 0:
             share = 1 / 2 if ahead is None else ahead / (ahead + behind)
-            return round(shorter * (tokens / shorter) ** share)
+            return round(shorter * exp(share * log(tokens / shorter)))
         ahead = -behind
         if times["tiles"] > LONGEST_TIMED and tokens == PROMPTS[-2]:
             # Not timed, and known all the same: tiles fall behind, and products of integers are the same by both.
