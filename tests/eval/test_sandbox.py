@@ -152,8 +152,8 @@ THEFTS = {
     "a changed list of what is refused": "sys.modules['forerun.eval.sandbox.audit'].REFUSED = ('nothing',)\n" + LOOK,
     "a hook that is busy": "os.path.realpath = lambda *given, **named: time.sleep(0.5) or '/dev/null'\n"
     "threading.Thread(target=lambda: open('/dev/null', 'w')).start()\ntime.sleep(0.2)\n" + LOOK,
-    "an interrupt of the thread that reports": "def hook(kind, error, trace):\n  while trace:\n    look(trace.tb_frame)\n"
-    "    trace = trace.tb_next\nsys.excepthook = hook\n_thread.interrupt_main()\n1 / 0\n",
+    "an interrupt of the thread that reports": "def hook(kind, error, trace):\n  while trace:\n"
+    "    look(trace.tb_frame)\n    trace = trace.tb_next\nsys.excepthook = hook\n_thread.interrupt_main()\n1 / 0\n",
 }
 READ_MEMORY = (
     "for line in open('/proc/self/maps').read().splitlines():\n  if 'rw-p' not in line: continue\n"
