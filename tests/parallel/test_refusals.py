@@ -7,8 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import torch.distributed as dist
-from torch.distributed.tensor import DTensor
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from transformers import GPT2Config, LlamaConfig, Phi3Config, T5Config
 
 import forerun
@@ -65,6 +68,35 @@ def test_what_runs_on_rank_0_alone(tmp_path: Path) -> None:
         assert not has_split_weights, "weights that are split were given to kernels that take addresses"
     assert ranks[0][3] == "nothing was raised"
     assert "serve_passes" in ranks[1][3]
+
+
+def split_by_others() -> list[str]:
+    """What is said of weights that are DTensors by hand and by FSDP, as a target, as a draft, and between two calls."""
+    mesh = init_device_mesh("cpu", (1,))
+    by_hand, by_fsdp, later = (copy.deepcopy(tiny_model("llama", vocab=VOCAB)) for _ in range(3))
+    for module in by_hand.modules():
+        if isinstance(module, torch.nn.Linear):
+            module.weight = torch.nn.Parameter(distribute_tensor(module.weight, mesh, [Shard(0)]), requires_grad=False)
+    fully_shard(by_fsdp, mesh=mesh)
+    decoder = forerun.SpeculativeDecoder(later, None, kernels="on")
+    decoder.generate([[1, 2]], max_new_tokens=2)
+    fully_shard(later, mesh=mesh)
+    return [
+        raised(lambda: forerun.SpeculativeDecoder(by_hand, None, kernels="on")),
+        raised(lambda: forerun.SpeculativeDecoder(by_fsdp, None, kernels="off")),
+        raised(lambda: forerun.SpeculativeDecoder(tiny_model("llama", vocab=VOCAB), forerun.DraftModel(by_hand))),
+        raised(lambda: decoder.generate([[1, 2]], max_new_tokens=2)),
+    ]
+
+
+def test_weights_that_others_have_split() -> None:
+    """However they lie: each of these would be another way to run a pass in step."""
+    (found,) = run_ranks(1, split_by_others)
+    assert isinstance(found, list), found
+    for said in found[:2]:
+        assert said.startswith("UnsupportedModel") and "not split by transformers' tensor parallelism" in said
+        assert "DistributedConfig(tp_size=...)" in said and "full_tensor()" in said
+    assert all("split over processes that nobody has told to run in step" in said for said in found[2:])
 
 
 def load_unalike(folder: str, other: str) -> Any:

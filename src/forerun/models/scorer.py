@@ -180,6 +180,8 @@ class Scorer:
         forget_configs(self.model)
         self.counterparts = self._skipped_by = None
         with between_passes(self.model):
+            if self.ranks is None:
+                ranks_of(self.model)  # split since: by no one who runs its passes in step
             number = self._open()
             if self._has_own_cache:
                 self.cache = self._new_cache()

@@ -48,6 +48,12 @@ def check_split(model: Any) -> None:
     shards = [weight for weight in model.parameters() if isinstance(weight, DTensor)]
     if model.config.is_encoder_decoder:
         raise UnsupportedModel(f"{name} is an encoder-decoder model, which is not run split; load it whole")
+    if (getattr(model, "_tp_size", None) or 1) == 1:
+        raise UnsupportedModel(
+            f"{name} has weights that are DTensors and were not split by transformers' tensor parallelism but by "
+            "fully_shard, distribute_tensor or the like, which is not followed; load it with "
+            "distributed_config=DistributedConfig(tp_size=...), or give a whole copy (full_tensor() gathers a weight)"
+        )
     if shards[0].device_mesh.size() != dist.get_world_size():
         raise UnsupportedModel(
             f"{name} is split over {shards[0].device_mesh.size()} of {dist.get_world_size()} processes; start as many "
