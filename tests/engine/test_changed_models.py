@@ -9,13 +9,18 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from transformers import PreTrainedModel
 
 from forerun import Chain, DraftModel, EarlyExit, PromptLookup, SpeculativeDecoder, Tree
 from forerun.config import Kernels
+from forerun.engine.device import choose
+from forerun.engine.device.recorder import Recorder
 from forerun.errors import UnsupportedModel
 from forerun.kernels.cpu.narrow import narrow_parameter
 from forerun.math.blocks import FORMATS
-from forerun.models import fingerprint
+from forerun.models import fingerprint, scorer, static_pass
+from forerun.models.bodies import gpu, readers
+from forerun.models.bodies.gpu import GpuBody
 from forerun.models.fingerprint import Fingerprint, checksum
 from forerun.models.scorer import Scorer
 from support.tiny import draft_of, plain_greedy, tiny_model
@@ -160,6 +165,82 @@ def test_the_next_call_says_what_the_changed_model_says(change: Callable[[Any], 
         torch.tensor([PROMPT]), max_new_tokens=NUMBER, do_sample=False, custom_generate=decoder.as_custom_generate()
     )
     assert inside[0, len(PROMPT) :].tolist() == after
+
+
+@pytest.mark.parametrize("kernels", ["on", "off"])
+def test_weights_that_have_gone_to_nowhere(kernels: str) -> None:
+    model = copy.deepcopy(tiny_model("llama"))
+    decoder = SpeculativeDecoder(model, None, kernels=kernels)
+    said(decoder)
+    model.to("meta")
+    for _ in range(2):
+        with pytest.raises(UnsupportedModel, match="weights on the meta device"):
+            said(decoder)
+
+
+@pytest.fixture
+def gpu_body(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scorers take the body of a GPU, which the references of its kernels run here: it holds merged weights."""
+
+    def chosen(model: PreTrainedModel, use: Kernels) -> GpuBody | None:
+        return GpuBody(model) if model.dtype in gpu.DTYPES and readers.why_not(model) is None else None
+
+    monkeypatch.setattr(scorer, "choose_body", chosen)
+
+
+@pytest.mark.usefixtures("gpu_body")
+@pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
+@pytest.mark.quick(every=3)
+def test_the_body_of_a_gpu_follows(change: Callable[[Any], None]) -> None:
+    model = copy.deepcopy(tiny_model("llama"))
+    decoder = SpeculativeDecoder(model, None, kernels="off", keep_rows=1)
+    assert isinstance(decoder.engine.target.body, GpuBody)
+    before = said(decoder)
+    assert before == plain_greedy(model, PROMPT, NUMBER)
+    change(model)
+    with torch.no_grad():
+        after = plain_greedy(model, PROMPT, NUMBER)
+    assert said(decoder) == after
+
+
+@pytest.fixture
+def recordings(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Rounds are recorded as on a GPU, and what was recorded is called again. The last number is the model's:
+    nothing that was recorded of an earlier one may be run."""
+    made = [0]
+
+    def captured(self: Recorder, work: Callable[[], None]) -> Callable[[], None]:
+        number = made[-1]
+
+        def replay() -> None:
+            assert number == made[-1], "a recording of the model as it was"
+            work()
+
+        return replay
+
+    monkeypatch.setattr(Recorder, "captures", True)
+    monkeypatch.setattr(Recorder, "_captured", captured)
+    monkeypatch.setattr(choose, "why_nothing", static_pass.why_not)
+    return made
+
+
+@pytest.mark.usefixtures("gpu_body")
+@pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
+@pytest.mark.quick(every=4)
+def test_no_recording_of_a_model_is_run_once_it_has_changed(
+    change: Callable[[Any], None], recordings: list[int]
+) -> None:
+    """On a GPU: `test_device_graphs.py`."""
+    model = copy.deepcopy(tiny_model("llama"))
+    decoder = SpeculativeDecoder(model, DraftModel(draft_of(model)), policy=2, kernels="off")
+    assert said(decoder) == plain_greedy(model, PROMPT, NUMBER)
+    runner = decoder.engine.runner
+    assert runner is not None and not runner.is_disabled and runner.recorder.num_recordings > 0
+    change(model)
+    recordings.append(1)
+    with torch.no_grad():
+        after = plain_greedy(model, PROMPT, NUMBER)
+    assert said(decoder) == after
 
 
 @pytest.mark.parametrize("layers", [slice(None), slice(1, 2)], ids=["all", "one"])
