@@ -41,7 +41,7 @@ from forerun.models.autocast import refuse_autocast
 from forerun.models.cache_size import describe as describe_cache
 from forerun.models.evaluation import Evaluation
 from forerun.models.families import check_model
-from forerun.models.self_check import self_check as examine_target
+from forerun.models.self_check import Examiner
 from forerun.models.seq2seq import Seq2SeqScorer, scorer_of
 from forerun.models.sharded import is_sharded, on_every_rank
 from forerun.parallel import Coordinator, Worker, join, load_draft
@@ -125,8 +125,9 @@ class SpeculativeDecoder:
         self.ranks = join(target)
         with Evaluation((target,)), on_device(target.device):
             if self.ranks is None:
-                scorer = self._new_scorer()
-                self.self_check = examine_target(scorer, wanted)
+                scorer, examine = self._new_scorer(), Examiner(wanted)
+                self.self_check = examine(scorer)
+                self._new_engine = partial(self._new_engine, examine=examine)
                 self.engine = self._new_engine(scorer, _drafter(drafter, target), self.policy)
             else:
                 self.self_check = self.ranks.examine(target, self._new_scorer.keywords | {"form": form}, wanted)

@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from torch import nn
 
 from forerun import SpeculativeDecoder
 from forerun.config import Kernels
 from forerun.errors import UnsupportedModel
-from forerun.models import plain, static_pass
+from forerun.models import plain, proven, static_pass
 from forerun.models.bodies.readers import why_not
 from forerun.models.scorer import Scorer
 from support.tiny import plain_greedy, tiny_model
@@ -158,6 +159,23 @@ def test_the_text_is_the_models_own(make: Callable[[Any], None]) -> None:
     decoder = SpeculativeDecoder(model, kernels="on", self_check=checked)  # the default drafter looks at it, too
     assert decoder.engine.target.is_fused == (make in READ)
     assert said(decoder) == want
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.skipif(_why_no_dynamic() is not None, reason="torch quantises nothing dynamically on this machine")
+@pytest.mark.parametrize("kernels", ["on", "off"])
+def test_scales_that_are_those_of_a_whole_pass_are_refused(kernels: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A draft would change the text of its own row, before the decoder is made and after."""
+    monkeypatch.setattr(proven, "TRANSFORMERS", transformers.__version__)
+    model = copy.deepcopy(tiny_model("llama"))
+    decoder = SpeculativeDecoder(model, None, kernels=kernels, self_check=True)
+    said(decoder)
+    _dynamic(model)
+    for _ in range(2):
+        with pytest.raises(UnsupportedModel, match=r"^LlamaForCausalLM: Forerun's logits differ"):
+            said(decoder)
+    with pytest.raises(UnsupportedModel, match=r"^LlamaForCausalLM: Forerun's logits differ"):
+        SpeculativeDecoder(model, None, kernels=kernels, self_check=True)
 
 
 def test_another_family_with_weights_of_another_type() -> None:

@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 import transformers
 from pytest import MonkeyPatch
 from torch import Tensor
 from transformers import LlamaForCausalLM, PreTrainedModel
+from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from forerun import SpeculativeDecoder
 from forerun.cache.base import ranges
@@ -21,16 +23,18 @@ from forerun.config import Kernels
 from forerun.errors import ForerunWarning, InvalidArgument, UnsupportedModel
 from forerun.kernels import why_not_numba
 from forerun.models import attention, masks, proven, ragged_states
+from forerun.models import self_check as self_check_module
 from forerun.models.bodies import readers
 from forerun.models.bodies.base import ForwardPass, FusedBody
 from forerun.models.bodies.description import Decoder
+from forerun.models.ragged_states import current_states
 from forerun.models.scorer import Scorer
-from forerun.models.self_check import Kind, _plain_tokens, described, self_check, tried
+from forerun.models.self_check import Kind, _plain_tokens, described, is_proven, self_check, tried
 from forerun.models.seq2seq import scorer_of
 from support.census import Recipe, build, causal_recipes, seq2seq_recipes
 from support.described import described_model
 from support.pinned import needs_pinned_transformers
-from support.tiny import tiny_model
+from support.tiny import plain_greedy, tiny_model
 
 needs_numba = pytest.mark.skipif(why_not_numba() is not None, reason="needs Numba")
 DTYPES = torch.float64, torch.float32, torch.bfloat16, torch.float16
@@ -192,6 +196,108 @@ def test_the_doctor_says_what_was_done(monkeypatch: MonkeyPatch) -> None:
     assert "deviation" in described(tiny_model("llama"))
     monkeypatch.setenv("FORERUN_SELF_CHECK", "off")
     assert "switched off" in described(other())
+
+
+class Foreign(torch.nn.Module):
+    """Llama's attention in somebody's own words: by the mask it is given, or by the order of the keys alone."""
+
+    def __init__(self, own: Any, heeds_mask: bool) -> None:
+        super().__init__()
+        self.own, self.heeds_mask = own, heeds_mask
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        position_embeddings: Any,
+        attention_mask: Any,
+        past_key_values: Any = None,
+        **_: Any,
+    ) -> tuple[Tensor, None]:
+        own, shape = self.own, (*hidden_states.shape[:-1], -1, self.own.head_dim)
+        query, key, value = (
+            product(hidden_states).view(shape).transpose(1, 2) for product in (own.q_proj, own.k_proj, own.v_proj)
+        )
+        query, key = apply_rotary_pos_emb(query, key, *position_embeddings)
+        if past_key_values is not None:
+            key, value = past_key_values.update(key, value, own.layer_idx)
+        new, seen = query.shape[-2], key.shape[-2]
+        mask = attention_mask if self.heeds_mask else None
+        if mask is None:
+            mask = torch.ones(new, seen, dtype=torch.bool).tril(seen - new)
+        out = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, enable_gqa=True)
+        return own.o_proj(out.transpose(1, 2).flatten(2)), None
+
+
+def put_in(model: PreTrainedModel, heeds_mask: bool) -> None:
+    for layer in model.base_model.layers:
+        layer.self_attn = Foreign(layer.self_attn, heeds_mask)
+
+
+@pytest.mark.usefixtures("this_transformers")
+@pytest.mark.parametrize("kernels", ["on", "off"])
+def test_a_proven_class_with_modules_of_somebodys_own_is_tried(kernels: str) -> None:
+    """Alone, either says what Llama says; in a ragged batch the one that looks at no mask sees other rows' padding."""
+    prompt, want = [5, 9, 3, 60, 2], plain_greedy(tiny_model("llama"), [5, 9, 3, 60, 2], 5)
+    blind, sighted = (copy.deepcopy(tiny_model("llama")) for _ in range(2))
+    put_in(blind, heeds_mask=False)
+    put_in(sighted, heeds_mask=True)
+    assert plain_greedy(blind, prompt, 5) == plain_greedy(sighted, prompt, 5) == want
+    with pytest.raises(UnsupportedModel, match=r"^LlamaForCausalLM: Forerun's logits differ"):
+        SpeculativeDecoder(blind, None, kernels=kernels)
+    decoder = SpeculativeDecoder(sighted, None, kernels=kernels)
+    assert decoder.self_check.kind is Kind.PASSED
+    assert decoder.generate([[7, 8, *prompt], prompt], max_new_tokens=5).new_tokens[1] == want
+
+
+@pytest.mark.usefixtures("this_transformers")
+def test_modules_that_are_put_in_later_are_tried_by_the_next_call(monkeypatch: MonkeyPatch) -> None:
+    model = copy.deepcopy(tiny_model("llama"))
+    decoder = SpeculativeDecoder(model, None)
+    assert decoder.self_check.kind is Kind.PROVEN
+    put_in(model, heeds_mask=False)
+    for _ in range(2):
+        with pytest.raises(UnsupportedModel, match=r"^LlamaForCausalLM: Forerun's logits differ"):
+            decoder.generate([[5, 9, 3]], max_new_tokens=2)
+    for layer in model.base_model.layers:
+        layer.self_attn.heeds_mask = True
+    assert len(decoder.generate([[5, 9, 3]], max_new_tokens=2).new_tokens[0]) == 2
+    monkeypatch.setattr(self_check_module, "tried", lambda scorer: pytest.fail("tried again without need"))
+    model.base_model.layers[0].mlp.down_proj.weight.data *= 2
+    decoder.generate([[5, 9, 3]], max_new_tokens=2)
+
+
+@pytest.mark.usefixtures("this_transformers")
+def test_linear_layers_of_somebodys_own_need_no_trial() -> None:
+    """Quantised ones, adapted ones, and those that accelerate fetches weights for: each token is by itself there."""
+
+    class Packed(torch.nn.Linear):
+        def forward(self, input: Tensor) -> Tensor:
+            return super().forward(input).round(decimals=3)
+
+    model = copy.deepcopy(tiny_model("llama"))
+    model.lm_head.__class__ = Packed
+    replaced, fetched = model.base_model.layers[0].mlp.up_proj, model.base_model.norm
+    replaced.forward = replaced.forward
+    fetched.forward, fetched._hf_hook = fetched.forward, object()
+    assert is_proven(model)
+    del fetched._hf_hook
+    assert not is_proven(model)
+
+
+def test_how_often_the_model_itself_is_run(monkeypatch: MonkeyPatch) -> None:
+    """Texts of which some begin with others, and one of them once more for the noise."""
+    model, calls = tiny_model("llama"), list[int]()
+    scorer = scorer_of(model)
+    forward = type(model).forward
+
+    def counted(self: Any, *arguments: Any, **options: Any) -> Any:
+        if options.get("use_cache") is False and current_states.get() is None:
+            calls.append(options["input_ids"].shape[1])
+        return forward(self, *arguments, **options)
+
+    monkeypatch.setattr(type(model), "forward", counted)
+    tried(scorer)
+    assert 0 < len(calls) <= 8 and max(calls) < 30
 
 
 def test_another_transformers_proves_nothing(monkeypatch: MonkeyPatch) -> None:

@@ -107,6 +107,7 @@ class Engine:
 
     A model that was changed (adapters, modules, weights, dtype, device) while no row was in flight is noticed by the
     next `add`; while rows are in flight it must stay as it is.
+    What `examine` raises of a changed target refuses it.
     """
 
     def __init__(
@@ -125,6 +126,7 @@ class Engine:
         compile: bool = True,
         ahead: bool = True,
         strict: bool = False,
+        examine: Callable[[Scorer], object] | None = None,
     ) -> None:
         self.target, self.rule, self.tokenizer, self.clock = target, rule, tokenizer, clock
         self.join_tokens = integer("join_tokens", join_tokens, 0)
@@ -138,6 +140,7 @@ class Engine:
         # Adds what has come, where requests come while others decode; called within steps, too. None: none come.
         self.arrivals: Callable[[], None] | None = None
         self._turnstile = Turnstile()
+        self._examine = examine
         self._most_drafted = sys.maxsize  # that rounds were recorded for, where there was a warm-up
         self._host_share = HostShare()
         self._waiting: list[Row] = []
@@ -760,6 +763,8 @@ class Engine:
             self.runner = self.drafting.passes = None  # whose graphs hold memory that the new cache is to have
             with Evaluation(self._models(drafter)):
                 self.target.renew()
+                if self._examine is not None:
+                    self._examine(self.target)
                 self._connect(drafter, self.drafting.policy)
             self._is_stale = False
         if self.prefixes.limit:
