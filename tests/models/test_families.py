@@ -154,6 +154,17 @@ def test_what_is_left_is_refused_with_its_reason(name: str) -> None:
         families.inspect(model)
 
 
+@pytest.mark.parametrize("name", sorted(families.SEQ2SEQ_REASONS))
+def test_what_is_left_with_an_encoder_is_refused_with_its_reason(name: str) -> None:
+    model = copy.copy(tiny_model("t5"))
+    model.config = copy.deepcopy(model.config)
+    model.config.model_type = name
+    with pytest.raises(
+        UnsupportedModel, match=r"T5ForConditionalGeneration (computes|counts|has|keeps|puts|sends|writes) "
+    ):
+        SpeculativeDecoder(model, None)
+
+
 def test_positions_that_nobody_can_tell_are_refused() -> None:
     model = copy.deepcopy(tiny_model("bloom"))
     model.config.model_type = "gptj"  # which would take positions

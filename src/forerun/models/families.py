@@ -53,6 +53,24 @@ REASONS = {
     "xlnet": "keeps no keys: every token is computed anew, in an order of its own",
 }
 
+_COUNTS = "counts its decoder's positions from the length of the cache, which is the same for all rows"
+_IN_PARTS = "keeps its decoder's sizes in a part of its configuration, where passes do not look for them"
+_FULL = "sends tokens to experts until these are full, so that a draft changes what becomes of other tokens"
+_ATTENDS = "computes attention in modules of its own, which rows with an encoder do not go through"
+
+# Encoder-decoder families that are left, and why. Others were not tried.
+SEQ2SEQ_REASONS = {
+    **dict.fromkeys(
+        ("led", "m2m_100", "prophetnet", "seamless_m4t", "seamless_m4t_v2", "speech_to_text", "speecht5"), _COUNTS
+    ),
+    **dict.fromkeys(("canary", "encoder-decoder", "speech-encoder-decoder", "t5gemma", "t5gemma2"), _IN_PARTS),
+    **dict.fromkeys(("nllb-moe", "switch_transformers"), _FULL),
+    **dict.fromkeys(("fsmt", "mvp"), _ATTENDS),
+    "dia": "writes several codebooks of sound at once, not text",
+    "pop2piano": "puts a composer's vector before the sound, in a generate of its own",
+    "umt5": "has a table of position biases in every layer",
+}
+
 # Encoder-decoder families: absolute positions looked up in `embed_positions`, given as `position_ids`, or T5's bias.
 # All cross-attend with keys that are a projection of the encoder's states and nothing else.
 SEQ2SEQ_FAMILIES = frozenset({
@@ -140,9 +158,11 @@ def inspect(model: PreTrainedModel, *, headless: bool = False) -> Family:
 def inspect_seq2seq(model: PreTrainedModel) -> Family:
     """The same for an encoder-decoder model, of which the decoder is what runs on ragged rows."""
     kind = model.config.model_type
+    if reason := SEQ2SEQ_REASONS.get(kind):
+        raise UnsupportedModel(f"{type(model).__name__} {reason}; use model.generate for it")
     if kind not in SEQ2SEQ_FAMILIES:
         raise UnsupportedModel(
-            f"{type(model).__name__} ({kind}) is an encoder-decoder model whose cross-attention Forerun does not know; "
+            f"{type(model).__name__} ({kind}) is an encoder-decoder model of a family that was not tried; "
             f"known are {', '.join(sorted(SEQ2SEQ_FAMILIES))}; use model.generate for it"
         )
     _refuse_unloaded(model)
