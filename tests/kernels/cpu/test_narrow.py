@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 pytest.importorskip("numba")
@@ -30,7 +30,7 @@ from forerun.math.blocks import format_named
 from forerun.math.integer import encode_rows, row_format
 from forerun.models.bodies.merging import by_outputs
 from forerun.models.scorer import Scorer
-from support.stored import SIZE, size_of, stored_rows
+from support.stored import SIZE, size_of, sizes_for, store, stored_rows, widened
 from support.tiny import tiny_model
 
 NARROW = [stored.name for stored in FORMATS if stored.name != "F32"]
@@ -208,23 +208,50 @@ def test_narrow_weights_are_never_the_slower_ones(pairs: list[tuple[float, float
     assert is_never_slower(pairs) is pays
 
 
-def test_fused_layers_give_the_bits_of_float32() -> None:
-    from forerun.loading.stored import keep_halves
+@pytest.mark.quick("BF16", "Q4_1", "Q6_K")
+@pytest.mark.parametrize("name", NARROW)
+def test_the_whole_stack_gives_the_bits_of_float32(name: str) -> None:
+    """Logits of passes over 1 to 32 rows, and of one over several tokens of each."""
+    narrow = copy.deepcopy(tiny_model("llama", **sizes_for(name)))
+    store(narrow, name)
+    stored, plain = stacked(narrow), stacked(widened(narrow))
+    for count in range(1, 33):
+        blocks = [[7 * row % 97] for row in range(count)]
+        assert torch.equal(scored(stored, blocks), scored(plain, blocks)), count
+    blocks = [[1, 2], [3, 4, 5, 6, 9], list(range(25))]
+    assert torch.equal(scored(stored, blocks), scored(plain, blocks))
 
-    wide = copy.deepcopy(tiny_model("llama")).to(torch.bfloat16).float()
-    narrow = copy.deepcopy(wide)
-    keep_halves(narrow, torch.bfloat16)
-    kept = [name for name, weight in narrow.named_parameters() if isinstance(weight, NarrowWeight)]
-    assert any("q_proj" in name for name in kept) and any("embed" in name for name in kept)
-    logits = []
-    for model in (wide, narrow):
-        scorer = Scorer(model, use=Kernels.ON)
-        assert scorer.is_fused
-        for row in (0, 1):
-            scorer.admit(row)
-        scorer.feed([0, 1], [[5, 6, 7], [8]])
-        logits.append(torch.cat([scorer.score([0, 1], [[1, 2], [3, 4, 5, 6, 9]]), scorer.score([1], [[2]])]))
-    assert torch.equal(*logits)
+
+@pytest.mark.quick("Q4_1")
+@pytest.mark.parametrize("name", NARROW)
+def test_control_a_matrix_that_is_off_by_its_last_bits_is_noticed(name: str) -> None:
+    """One of fourteen, every number of which is the next float32."""
+    narrow = copy.deepcopy(tiny_model("llama", **sizes_for(name)))
+    store(narrow, name)
+    other = widened(narrow)
+    weight = other.model.layers[-1].mlp.down_proj.weight.data
+    weight.copy_(torch.nextafter(weight, torch.tensor(torch.inf)))
+    blocks = [[7 * row % 97] for row in range(32)]
+    assert not torch.equal(scored(stacked(narrow), blocks), scored(stacked(other), blocks))
+
+
+def stacked(model: Any) -> Scorer:
+    """32 rows with texts of different lengths behind the compiled layers."""
+    scorer = Scorer(model, use=Kernels.ON)
+    assert scorer.is_fused
+    for row in range(32):
+        scorer.admit(row)
+        scorer.feed([row], [[(5 * row + place) % 97 for place in range(1 + row % 7)]])
+    return scorer
+
+
+def scored(scorer: Scorer, blocks: list[list[int]]) -> Tensor:
+    """Logits of new tokens of the first rows, which are then taken back."""
+    rows = list(range(len(blocks)))
+    lengths = [scorer.length(row) for row in rows]
+    logits = scorer.score(rows, blocks)
+    scorer.rewind(rows, lengths)
+    return logits
 
 
 @pytest.mark.parametrize("width", (SIZE - 32, SIZE + 32))
