@@ -96,10 +96,10 @@ TEXTS = ([5, 11, 3, 60, 7, 7, 21, 40, 2, 19, 33, 9], [8, 90, 4])
 NEW = ([31, 6, 17], [44])
 
 
-def described_model(name: str) -> PreTrainedModel:
+def described_model(name: str, **changes: Any) -> PreTrainedModel:
     """In float32 on the CPU."""
     kind, settings = VARIANTS.get(name) or (name, FAMILIES[name])
-    model = build(Recipe(kind, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[kind], settings)).float()
+    model = build(Recipe(kind, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[kind], settings | changes)).float()
     if kind == "granitemoe" and not _answers_with_logits_first(model.base_model.layers[0].block_sparse_moe.router):
         pytest.skip("this version of transformers has another router, which is refused")
     for name, buffer in model.named_buffers():  # zeros would say nothing of who reads them

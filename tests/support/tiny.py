@@ -50,6 +50,8 @@ from transformers import (
     Phi3Config,
     Phi3ForCausalLM,
     PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
     Qwen2MoeConfig,
     Qwen2MoeForCausalLM,
     Qwen3Config,
@@ -61,7 +63,7 @@ from transformers import (
 )
 
 FAMILIES = ("llama", "qwen3", "gemma3", "mistral", "opt", "gpt2", "gpt_neox", "phi3", "codegen", "bloom")
-EXTRA_FAMILIES = ("gemma2", "qwen2_moe", "gptj", "falcon_rotary", "falcon_alibi")
+EXTRA_FAMILIES = ("gemma2", "qwen2", "qwen2_moe", "gptj", "falcon_rotary", "falcon_alibi")
 REFUSED_FAMILIES = ("mamba", "t5")  # no causal key/value rows that can be cut back
 SEQ2SEQ_FAMILIES = ("t5", "t5_gated", "bart", "marian", "whisper")
 POST_NORM = ("bart", "marian")
@@ -152,6 +154,7 @@ def _moonshine(layers: int) -> Settings:
 RECIPES: dict[str, Recipe] = {
     "llama": (LlamaForCausalLM, LlamaConfig, _modern()),
     "qwen3": (Qwen3ForCausalLM, Qwen3Config, _modern(hidden_size=48, head_dim=16)),
+    "qwen2": (Qwen2ForCausalLM, Qwen2Config, _modern(use_sliding_window=True, sliding_window=8, max_window_layers=1)),
     "gemma3": (Gemma3ForCausalLM, Gemma3TextConfig, _gemma()),
     "gemma2": (Gemma2ForCausalLM, Gemma2Config, _gemma(attn_logit_softcapping=5.0, final_logit_softcapping=10.0)),
     "mistral": (MistralForCausalLM, MistralConfig, _modern(sliding_window=8)),
