@@ -20,6 +20,7 @@ MESSAGE = 300
 """Characters of an error's text that are reported."""
 FILE_BYTES = 1 << 20
 OPEN_FILES = 64
+PROCESSES = 64
 TRUTH = ("true", "false")
 
 
@@ -90,11 +91,15 @@ def _private_walls(folder: str) -> list[str]:
 
 
 def _shared_walls(folder: str, memory: int, seconds: float, files_are_watched: bool) -> list[str]:
-    """Those of the whole process. The limit on threads counts all of a user's, so ours has to be there before."""
+    """Those of the whole process."""
     from forerun.eval.sandbox import audit, seccomp
 
-    limited = _limit(memory, seconds)
+    limited = _limit(_own_limits(memory, seconds))
     filtered = seccomp.install(files_are_watched=files_are_watched)
+    if not filtered:
+        # Nothing else keeps the program from starting processes. Only here, because Linux counts all threads of the
+        # user: where many run, none would be left for an honest program. What one has itself is the watcher's to count.
+        limited = _limit({"RLIMIT_NPROC": PROCESSES}) and limited
     return _standing({"limits": limited, "seccomp": filtered, "audit": audit.install(folder)})
 
 
@@ -102,13 +107,17 @@ def _standing(walls: dict[str, bool]) -> list[str]:
     return [name for name, stands in walls.items() if stands]
 
 
-def _limit(memory: int, seconds: float) -> bool:
-    """Memory, processor time, size and number of files, processes; no core dumps. True if all were accepted."""
+def _own_limits(memory: int, seconds: float) -> dict[str, int]:
+    """Memory, processor time, size and number of files; no core dumps."""
+    cpu = math.ceil(seconds) + 1
+    limits = {"RLIMIT_AS": memory, "RLIMIT_DATA": memory, "RLIMIT_CPU": cpu, "RLIMIT_FSIZE": FILE_BYTES}
+    return limits | {"RLIMIT_NOFILE": OPEN_FILES, "RLIMIT_CORE": 0}
+
+
+def _limit(wanted: dict[str, int]) -> bool:
+    """True if all were accepted."""
     import resource
 
-    cpu = math.ceil(seconds) + 1
-    wanted = {"RLIMIT_AS": memory, "RLIMIT_DATA": memory, "RLIMIT_CPU": cpu, "RLIMIT_FSIZE": FILE_BYTES}
-    wanted |= {"RLIMIT_NOFILE": OPEN_FILES, "RLIMIT_NPROC": OPEN_FILES, "RLIMIT_CORE": 0}
     accepted = 0
     for name, value in wanted.items():
         with suppress(ValueError, OSError, AttributeError):

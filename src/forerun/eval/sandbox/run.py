@@ -28,6 +28,8 @@ STARTER = (
     "sys.path.remove({source!r}); main({folder!r}, {status}, {memory}, {seconds})"
 )
 REPORT_BYTES = 16384
+THREADS = 256
+"""Of one program. With stacks of the usual size, 8 MiB, its memory ends at half as many."""
 TICK = 0.1
 STARTING = 10.0
 """Seconds for the interpreter to start and to put up the walls; the program's own time begins after that."""
@@ -41,6 +43,7 @@ class Ending(StrEnum):
     TIME = "out of time"
     DIED = "died"  # ended without a verdict: a crash, os._exit, or killed by a limit
     DISK = "wrote too much"
+    THREADS = "too many threads"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +92,7 @@ def _run_in(folder: str, program: str, limits: Limits) -> Outcome:
         finally:
             os.close(writing)
         try:
-            watched = _watch(reading, folder, limits)
+            watched = _watch(reading, process.pid, folder, limits)
         finally:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal.SIGKILL)  # not yet waited for, so the number is still its own
@@ -105,6 +108,7 @@ def _start(folder: str, program: str, nonce: str, status: int, limits: Limits) -
         source=SOURCE, folder=folder, status=status, memory=limits.memory_mib << 20, seconds=limits.seconds
     )
     one = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+    one["MALLOC_ARENA_MAX"] = "1"  # glibc takes 64 MiB of addresses for a thread, eight times a core: they count, too
     with tempfile.TemporaryFile() as request:
         content = {"program": program, "nonce": nonce}
         request.write(json.dumps(content).encode())
@@ -127,7 +131,7 @@ class _Watched:
     stopped: Ending | None  # why it was stopped from outside
 
 
-def _watch(reading: int, folder: str, limits: Limits) -> _Watched:
+def _watch(reading: int, pid: int, folder: str, limits: Limits) -> _Watched:
     """Read the reports until the process closes its pipe, or until it has had enough of something."""
     report, deadline, begun = b"", time.monotonic() + STARTING, False
     while True:
@@ -137,6 +141,8 @@ def _watch(reading: int, folder: str, limits: Limits) -> _Watched:
         if not select.select([reading], [], [], min(left, TICK))[0]:
             if usage(folder) > DISK_BYTES:
                 return _Watched(report, Ending.DISK)
+            if _threads(pid) > THREADS:
+                return _Watched(report, Ending.THREADS)
             continue
         part = os.read(reading, REPORT_BYTES)
         report += part
@@ -144,6 +150,15 @@ def _watch(reading: int, folder: str, limits: Limits) -> _Watched:
             return _Watched(report, None)
         if not begun and b"\n" in report:
             begun, deadline = True, time.monotonic() + limits.seconds
+
+
+def _threads(pid: int) -> int:
+    """How many a process has; 0 where the system does not say."""
+    with suppress(OSError):
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            if line.startswith("Threads:"):
+                return int(line.split()[1])
+    return 0
 
 
 def _outcome(watched: _Watched, nonce: str, code: int) -> Outcome:
