@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from support import compiling
+from support import compiling, environment
 from support.data import lack_of
 
 if TYPE_CHECKING:
@@ -32,9 +32,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
     from support import interpreter as _first  # noqa: F401  before anything that imports Triton
 
-    os.environ.setdefault("FORERUN_KERNELS", "off")  # chosen by timing otherwise; tests that mean them ask for them
-    os.environ.setdefault("FORERUN_SELF_CHECK", "off")  # controls break passes on purpose; its own tests ask for it
-    os.environ.setdefault("NUMBA_NUM_THREADS", "2")  # the same pool on one core and on sixteen
+    environment.settle(os.environ)
     torch.set_num_threads(1)  # sums in a fixed order, and parallel test processes do not fight for cores
 
 
