@@ -12,6 +12,7 @@ import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
+from inspect import signature
 from typing import Any
 
 import pytest
@@ -52,21 +53,8 @@ FEW = (
     "tensor([1, 2])",
     "model",
 )
-SETTINGS = (
-    "target",
-    "drafter",
-    "policy",
-    "rule",
-    "tokenizer",
-    "attention",
-    "kernels",
-    "keep_rows",
-    "cache_tokens",
-    "cache_dtype",
-    "compile",
-    "strict",
-)
-CHECKED = ("target", "drafter", "tokenizer", "prompts", "open_prompts", "settings", "reporter", "policy", "rule")
+SETTINGS = tuple(signature(forerun.SpeculativeDecoder).parameters)
+CHECKED = (*(name for name in signature(forerun.check).parameters if name != "options"), "policy", "rule")
 # Other words by which a message may speak of an argument.
 ALIASES = {
     "input_ids": ("prompt",),
