@@ -299,7 +299,7 @@ def test_single_precision_target_meets_double_precision_draft():
 # Positions that nobody reaches
 
 
-@pytest.mark.quick("inf-block")
+@pytest.mark.quick("nan-token", "inf-block", "-inf-coupled")  # each rule and each number
 @pytest.mark.parametrize("rule", list(Rule))
 @pytest.mark.parametrize("broken", [torch.nan, torch.inf, -torch.inf])
 def test_a_position_without_a_law_costs_only_those_who_reach_it(rule: Rule, broken: float):

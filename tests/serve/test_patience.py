@@ -35,7 +35,9 @@ async def talk(scope: Any, receive: Any, send: Any) -> None:
 @contextmanager
 def listening() -> Iterator[tuple[uvicorn.Server, tuple[str, int]]]:
     with socket.create_server(("127.0.0.1", 0)) as place:
-        server = uvicorn.Server(uvicorn.Config(talk, log_level="error", http=PatientProtocol, lifespan="off"))
+        server = uvicorn.Server(
+            uvicorn.Config(talk, log_level="error", http=PatientProtocol, lifespan="off", timeout_keep_alive=60)
+        )
         thread = threading.Thread(target=server.run, kwargs={"sockets": [place]})
         thread.start()
         try:
@@ -75,7 +77,7 @@ def test_a_head_that_does_not_come_is_not_waited_for(
         started = time.monotonic()
         for byte in sent:
             silent.send(bytes([byte]))
-        assert not rest_of(silent) and time.monotonic() - started < 4, "not by uvicorn, which waits 5 s between two"
+        assert not rest_of(silent) and time.monotonic() - started < 30, "not by uvicorn, after a minute"
 
 
 def test_who_takes_a_while_between_requests_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
