@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from functools import cache
 from typing import Any
 
 import pytest
@@ -229,11 +230,15 @@ def test_assistants_without_keys_are_refused() -> None:
         Scorer(model)
 
 
+OTHERS = ("axk1", "deepseek_v2", "glm4_moe_lite", "longcat_flash", "youtu", "minicpm3", "diffllama", "doge", "jetmoe")
+
+
 @pytest.mark.parametrize("form", list(Form))
 @pytest.mark.parametrize("kernels", ("off", "on"))
-def test_forms_and_kernels_change_nothing(form: Form, kernels: str) -> None:
-    """A latent of 16 numbers and values of another size than keys, whatever attention is asked to look like."""
-    model, prompts = latent_model(), ragged_prompts(3, 97, seed=5, longest=17)
+@pytest.mark.parametrize("name", ("deepseek_v3", *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)))
+def test_forms_and_kernels_change_nothing(name: str, form: Form, kernels: str) -> None:
+    """Latents, values of another size than keys, and keys that a layer changes, whatever attention shall look like."""
+    model, prompts = model_named(name), ragged_prompts(3, 97, seed=5, longest=17)
     ids = torch.zeros(3, 17, dtype=torch.long)
     for row, prompt in enumerate(prompts):
         ids[row, 17 - len(prompt) :] = torch.tensor(prompt)
@@ -241,20 +246,23 @@ def test_forms_and_kernels_change_nothing(form: Form, kernels: str) -> None:
     for _ in range(2):  # the second time rows begin with keys that were kept
         out = decoder.generate(ids, attention_mask=(ids > 0).long(), max_new_tokens=6)
         for row, prompt in enumerate(prompts):
-            assert out.sequences[row, 17:].tolist() == expected(tuple(prompt))
+            assert out.sequences[row, 17:].tolist() == expected(name, tuple(prompt))
 
 
-def latent_model() -> Any:
-    if "latent" not in _kept:
-        _kept["latent"] = build(RECIPES["deepseek_v3"])
-    return _kept["latent"]
+@pytest.mark.quick(every=3)
+@pytest.mark.parametrize("name", ("deepseek_v3", "deepseek_v2", "glm4_moe_lite", "longcat_flash", "youtu", "axk1"))
+def test_values_of_the_size_of_keys(name: str) -> None:
+    """With other sizes a wrong layout is an error; with these it would be another text."""
+    known = RECIPES[name]
+    finding = judge(Recipe(name, known.class_name, {**known.overrides, "v_head_dim": 12}))
+    assert finding.outcome is Outcome.EXACT, finding.reason
 
 
-def expected(prompt: tuple[int, ...]) -> list[int]:
-    if prompt not in _kept:
-        _kept[prompt] = plain_greedy(latent_model(), list(prompt), 6)
-    found: list[int] = _kept[prompt]
-    return found
+@cache
+def model_named(name: str) -> Any:
+    return build(RECIPES[name])
 
 
-_kept: dict[Any, Any] = {}
+@cache
+def expected(name: str, prompt: tuple[int, ...]) -> list[int]:
+    return plain_greedy(model_named(name), list(prompt), 6)
