@@ -219,7 +219,8 @@ def test_weights_that_are_nowhere_are_refused() -> None:
 
 @pytest.mark.parametrize("change", [lambda d: d.layers[0].fc1.register_forward_hook(lambda *a: None),
                                     lambda d: d.layers[1].final_layer_norm.__setattr__("eps", 0.3),
-                                    lambda d: d.register_forward_hook(lambda *a: None)])  # fmt: skip
+                                    lambda d: d.register_forward_hook(lambda *a: None),
+                                    lambda d: d.layers[1].compile(backend="eager")])  # fmt: skip
 def test_whisper_stands_aside(change: Callable[[Any], None]) -> None:
     from forerun.models.bodies import whisper
 
@@ -227,6 +228,70 @@ def test_whisper_stands_aside(change: Callable[[Any], None]) -> None:
     assert whisper.why_not(model) is None
     change(model.get_decoder())
     assert whisper.why_not(model) is not None
+
+
+class Backend:
+    """A compiler that changes nothing, and counts how often what it compiled is run."""
+
+    def __init__(self) -> None:
+        self.runs = 0
+
+    def __call__(self, graph: Any, inputs: Any) -> Callable[..., Any]:
+        def run(*given: Any) -> Any:
+            self.runs += 1
+            return graph.forward(*given)
+
+        return run
+
+
+def _compiled_layer(model: Any, backend: Backend) -> None:
+    model.model.layers[1] = torch.compile(model.model.layers[1], backend=backend)
+
+
+def _compiled_in_place(model: Any, backend: Backend) -> None:
+    model.model.layers[1].compile(backend=backend)
+
+
+def _compiled_part(model: Any, backend: Backend) -> None:
+    model.model.layers[1].mlp.compile(backend=backend)
+
+
+def _compiled_whole(model: Any, backend: Backend) -> None:
+    model.compile(backend=backend)
+
+
+COMPILED = [_compiled_layer, _compiled_in_place, _compiled_part, _compiled_whole]
+
+
+@pytest.mark.quick("_compiled_part")
+@pytest.mark.parametrize("compile", COMPILED, ids=lambda compile: compile.__name__)
+def test_what_was_compiled_is_run(compile: Callable[[Any, Backend], None]) -> None:
+    """Also where that comes to a model which a decoder has fused already."""
+    model, backend = copy.deepcopy(tiny_model("llama")), Backend()
+    want = plain_greedy(model, PROMPT, NUMBER)
+    decoder = SpeculativeDecoder(model, "lookup", kernels="on")
+    assert decoder.engine.target.is_fused and said(decoder) == want
+    compile(model, backend)
+    assert said(decoder) == want and not decoder.engine.target.is_fused
+    assert backend.runs > 0
+    runs = backend.runs
+    assert said(SpeculativeDecoder(model, "lookup", kernels="on")) == want and backend.runs > runs
+    assert plain_greedy(model, PROMPT, NUMBER) == want
+
+
+@pytest.mark.slow
+def test_a_model_that_is_wrapped_whole() -> None:
+    model, backend = copy.deepcopy(tiny_model("llama")), Backend()
+    want = plain_greedy(model, PROMPT, NUMBER)
+    wrapped: Any = torch.compile(model, backend=backend)
+    decoder = SpeculativeDecoder(wrapped, "lookup", kernels="on")
+    assert said(decoder) == want and backend.runs > 0 and not decoder.engine.target.is_fused
+
+
+def test_compiled_modules_are_not_recorded() -> None:
+    model = copy.deepcopy(tiny_model("llama"))
+    model.model.layers[1].mlp.compile(backend=Backend())
+    assert "layers.1.mlp is compiled" in str(static_pass.why_not(Scorer(model, use=Kernels.OFF)))
 
 
 def test_hooks_are_not_recorded() -> None:

@@ -142,7 +142,7 @@ def _walk(model: nn.Module) -> tuple[list[Any], list[Any]]:
             elif isinstance(value, Tensor):
                 objects.append(value)
                 facts.append(_place_and_version(value))
-            elif name == "forward":
+            elif name in ("forward", "_compiled_call_impl"):
                 facts.append(value)
             elif (fact := _fact(value)) is not None:
                 facts += (name, fact)

@@ -32,6 +32,8 @@ def why_not_forward(module: nn.Module) -> str | None:
     """What happens besides when this module is called; None where it is its class's own forward alone."""
     if not runs_its_class(module):
         return "has a forward of its own"
+    if is_compiled(module):
+        return "is compiled"
     return "has forward hooks" if has_hooks(module) else None
 
 
@@ -39,6 +41,17 @@ def runs_its_class(module: nn.Module) -> bool:
     """Whether a module's forward is the one its class was written with, not one that was put in its place."""
     written = getattr(type(module).forward, "__module__", None)
     return "forward" not in module.__dict__ and written == type(module).__module__
+
+
+def is_compiled(module: nn.Module) -> bool:
+    """Whether `torch.compile` or `module.compile()` has put something else in the place of a module's forward."""
+    wraps = type(module).__module__.startswith("torch._dynamo")
+    return wraps or getattr(module, "_compiled_call_impl", None) is not None
+
+
+def has_compiled(model: nn.Module) -> bool:
+    """Whether something in a model is compiled: a forward that is replaced for a pass would be compiled as well."""
+    return any(map(is_compiled, model.modules()))
 
 
 def has_hooks(module: nn.Module) -> bool:

@@ -198,6 +198,8 @@ def _python_inside(model: nn.Module) -> str | None:
     if plain.has_global_hooks():
         return "forward hooks are registered for all modules"
     for name, module in model.named_modules():
+        if plain.is_compiled(module):
+            return f"{name or 'the model'} is compiled"
         if "forward" in module.__dict__ or plain.has_hooks(module):
             return f"{name or 'the model'} has forward hooks or a forward of its own"
     return None

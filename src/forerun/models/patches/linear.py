@@ -1,7 +1,7 @@
 """Our few-row product inside any model on the CPU: its linear layers call it for the duration of a pass.
 
-For families that are not fused. Only plain `nn.Linear`s that nobody has wrapped are touched, and only during a pass of
-ours: `model.generate` on the same model is as it was.
+For families that are not fused. Only plain `nn.Linear`s that nobody has wrapped are touched, in models of which nothing
+is compiled, and only during a pass of ours: `model.generate` on the same model is as it was.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from transformers import PreTrainedModel
 from forerun import kernels, ops
 from forerun.config import Kernels
 from forerun.models.passes import replacing
+from forerun.models.plain import has_compiled
 
 MOST_ROWS = 32  # more rows than this are a matter for the library
 
@@ -30,7 +31,7 @@ class LinearPatches:
     def __init__(self, model: PreTrainedModel, use: Kernels, without: nn.Module | None = None) -> None:
         self._use = use
         self._layers: dict[tuple[int, ...], list[nn.Linear]] = {}
-        if use is Kernels.OFF or model.device.type != "cpu" or kernels.why_not_numba():
+        if use is Kernels.OFF or model.device.type != "cpu" or kernels.why_not_numba() or has_compiled(model):
             return
         from forerun.kernels.cpu import choice
 

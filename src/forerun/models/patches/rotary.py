@@ -22,7 +22,7 @@ from forerun import ops
 from forerun.config import Kernels
 from forerun.models.attention import attention
 from forerun.models.passes import replacing
-from forerun.models.plain import runs_its_class
+from forerun.models.plain import has_compiled, runs_its_class
 from forerun.models.ragged_states import RaggedStates
 
 # All rotate halves over the whole head; Qwen3 has norms before it. Subclasses may do anything, so types are exact.
@@ -33,7 +33,7 @@ class RotaryPatches:
     """The attention modules of one model whose rotation and cache write can be one launch."""
 
     def __init__(self, model: PreTrainedModel, use: Kernels) -> None:
-        if ops.why_not_triton(model.device, use):
+        if ops.why_not_triton(model.device, use) or has_compiled(model):
             self._modules: list[nn.Module] = []
             return
         self._modules = [m for m in model.modules() if type(m) in LIKE_LLAMA and runs_its_class(m)]
