@@ -16,6 +16,7 @@ from forerun.config import SamplingParams
 from forerun.drafters import DraftModel, PromptLookup
 from forerun.engine import FinishReason, Request
 from forerun.errors import ForerunWarning, InvalidArgument, NonFiniteLogits, TokenizerMismatch, UnknownArgument
+from forerun.kernels import why_not_numba
 from support.batches import padded
 from support.tiny import draft_of, plain_greedy, ragged_prompts, tiny_model
 from support.warned import forerun_warnings
@@ -64,6 +65,54 @@ def test_a_drafter_that_stumbles_over_news_harms_nobody(verb: str) -> None:
     with pytest.warns(ForerunWarning, match="DraftModel failed"):
         out = decoder.generate(*padded(PROMPTS), max_new_tokens=20)
     assert out.new_tokens == plain.new_tokens
+
+
+@pytest.mark.skipif(why_not_numba() is not None, reason="no compiled kernels here")
+@pytest.mark.quick("4")
+@pytest.mark.parametrize("calls", (0, 4))
+def test_a_kernel_that_does_not_compile_is_told_of_once(calls: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At once, or in the middle for a shape that comes late: the modules go on, and no token is lost or another."""
+    from numba.core.errors import LoweringError
+
+    from forerun.kernels.cpu import stack
+
+    def made() -> forerun.SpeculativeDecoder:
+        return forerun.SpeculativeDecoder(model, PromptLookup(min_ngram=1), policy=3, kernels="on")
+
+    model = copy.deepcopy(tiny_model("llama"))
+    settings: Any = {"max_new_tokens": 20, "temperature": 1.0, "seed": 1}
+    decoder, want = made(), made().generate(*padded(PROMPTS), **settings).new_tokens
+    run, left = stack.run_stack, [calls]
+
+    def failing_later(*given: Any) -> None:
+        left[0] -= 1
+        if left[0] < 0:
+            raise LoweringError("no such instruction")
+        run(*given)
+
+    monkeypatch.setattr(stack, "run_stack", failing_later)
+    assert decoder.engine.target.is_fused
+    with pytest.warns(ForerunWarning, match="no such instruction.*modules run from now on") as caught:
+        assert decoder.generate(*padded(PROMPTS), **settings).new_tokens == want
+    assert len(forerun_warnings(caught)) == 1 and not decoder.engine.target.is_fused
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", ForerunWarning)
+        assert decoder.generate(*padded(PROMPTS), **settings).new_tokens == want
+
+
+def test_another_error_of_a_pass_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = copy.deepcopy(tiny_model("llama"))
+    decoder = forerun.SpeculativeDecoder(model, None)
+
+    def broken(call: Any) -> Any:
+        raise RuntimeError("of the model's own")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(decoder.engine.target.body, "run", broken)
+        with pytest.raises(RuntimeError, match="of the model's own"):
+            decoder.generate(*padded(PROMPTS), max_new_tokens=5)
+    want = [plain_greedy(model, prompt, 5) for prompt in PROMPTS]
+    assert decoder.generate(*padded(PROMPTS), max_new_tokens=5).new_tokens == want
 
 
 class Halfway(DraftModel):

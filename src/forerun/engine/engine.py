@@ -52,10 +52,11 @@ from forerun.engine.stats import Seconds
 from forerun.engine.stops import StopRule
 from forerun.engine.turnstile import Turnstile
 from forerun.errors import InvalidArgument, RankLost
-from forerun.kernels import on_device
+from forerun.kernels import is_not_built, on_device
 from forerun.kernels.variants import watched_variants
 from forerun.math.penalties import check_bias
 from forerun.models.autocast import refuse_autocast
+from forerun.models.bodies import choose
 from forerun.models.evaluation import Evaluation
 from forerun.models.fingerprint import checksum
 from forerun.models.scorer import Scorer
@@ -446,8 +447,11 @@ class Engine:
                     self._round()
             self._retire_behind_round()
             return self._say()
-        except BaseException:  # at any point: a user's Ctrl-C, a tokenizer or a model that fails, memory that runs out
+        except BaseException as error:  # anywhere: a user's Ctrl-C, a tokenizer or a model that fails, no memory
             self._start_over()
+            if self.target.is_fused and self.target.counterparts is None and is_not_built(error):
+                self._go_on_by_modules(error)
+                return []
             raise
 
     def _round(self) -> None:
@@ -749,6 +753,16 @@ class Engine:
                 self.drafting.notify("release", number)
         if self._is_empty:
             self._go_on_training()
+
+    def _go_on_by_modules(self, error: BaseException) -> None:
+        """Where fused layers could not be compiled, on this machine or for this shape: rows go on from their texts."""
+        assert isinstance(error, Exception)
+        self.faults.report(self.target.body, error, "the model's own modules run from now on, slower")
+        drafter = self.drafting.drafter
+        choose.refuse(self.target.model)
+        with Evaluation(self._models(drafter)):
+            self.target.renew()
+            self._connect(drafter, self.drafting.policy)
 
     def _look_again(self) -> None:
         """Before the first row of a call: are target and draft models still those that everything here is made from?

@@ -30,6 +30,11 @@ def why_not_numba() -> str | None:
     return None
 
 
+def is_not_built(error: BaseException) -> bool:
+    """Whether a kernel could not be compiled: what compilers raise is of their own classes."""
+    return any(kind.__module__.split(".")[0] in ("numba", "llvmlite", "triton") for kind in type(error).__mro__)
+
+
 def on_device(device: torch.device) -> AbstractContextManager[Any]:
     """Makes a GPU the current one meanwhile: kernels and recordings go there, and each thread has a current one."""
     if device.type != "cuda":
