@@ -15,8 +15,13 @@ import pytest
 import torch
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
-from forerun import SamplingParams, SpeculativeDecoder
-from forerun.engine import Request
+from forerun import PromptLookup, SamplingParams, SpeculativeDecoder
+from forerun.cache.base import KeyValueCache
+from forerun.cache.paged import PagedCache
+from forerun.cache.ragged import RaggedCache
+from forerun.engine import Engine, Request
+from forerun.models.scorer import Scorer
+from forerun.policy import Constant
 from forerun.serve import grammar as grammars
 from forerun.serve.errors import ApiError
 from forerun.serve.grammar import Grammar, make_tokenizer, with_deep_stack
@@ -134,6 +139,39 @@ def test_the_law_under_a_grammar_is_the_models_masked() -> None:
     critical = 24.3  # chi-square with 7 degrees of freedom: 0.1 %
     assert statistic(law_of_first_tokens(True, samples)) < critical
     assert statistic(law_of_first_tokens(False, samples)) > critical
+
+
+@pytest.mark.quick("paged-2")
+@pytest.mark.parametrize("draft", [0, 2])
+@pytest.mark.parametrize("is_paged", [True, False], ids=["paged", "ragged"])
+def test_a_grammar_outlives_being_sent_away(is_paged: bool, draft: int) -> None:
+    """A row that had to wait again goes on in the middle of its text, by the rules, with what it would have said."""
+    pattern = "([ab]{3}[cd]{2})*"
+    grammar = Grammar(LLMatcher.grammar_from_regex(pattern), "guided_regex", GUIDE, frozenset({0}))
+
+    def texts(cache: KeyValueCache | None) -> tuple[dict[int, str], int]:
+        target = Scorer(tiny_model("llama", vocab=VOCAB, eos_token_id=0), cache=cache)
+        engine, prompt = (
+            Engine(target, PromptLookup(min_ngram=1), Constant(draft)),
+            tuple(TOKENIZER("abccab").input_ids),
+        )
+        for number in range(6):
+            processors = (grammar.processor(len(prompt) + number),)
+            asked = Request(
+                prompt=(*prompt, *prompt[:number]), max_new_tokens=30 + number, seed=1, request_id=number,
+                params=SamplingParams(temperature=1.0, logit_bias={0: -100.0}), processors=processors,
+            )  # fmt: skip
+            engine.add(asked)
+        said = {row.request.request_id: TOKENIZER.decode(row.tokens) for row in finished(engine)}
+        return said, engine.num_preempted
+
+    alone, preempted = texts(None)
+    assert preempted == 0 and len(alone) == 6
+    for number, text in alone.items():
+        assert len(text) == 30 + number and re.fullmatch(pattern + "[ab]{0,3}[cd]{0,1}", text)
+    cache = PagedCache(96, torch.device("cpu"), block_size=8) if is_paged else RaggedCache(120)
+    again, preempted = texts(cache)
+    assert again == alone and preempted > 0
 
 
 NESTED: dict[str, Any] = {"type": "string"}
