@@ -56,7 +56,7 @@ def store(model: PreTrainedModel, name: str) -> None:
 def _stored_like(weight: Tensor, name: str, seed: int) -> tuple[Tensor, BlockFormat]:
     if name in HALVES:
         return weight.detach().to(HALVES[name]).contiguous().view(torch.uint8), format_named(name)
-    raw, stored = stored_rows(name, *weight.shape, seed)
+    raw, stored = stored_rows(name, weight.shape[0], weight.shape[1], seed)
     factor, blocks = weight.std() / stored.decode(raw.flatten()).std(), raw.view(-1, stored.size)
     for place in _scales(name):
         scale = blocks[:, place : place + 2].contiguous().view(torch.float16)
