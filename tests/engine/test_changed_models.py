@@ -237,7 +237,8 @@ def test_no_recording_of_a_model_is_run_once_it_has_changed(
     runner = decoder.engine.runner
     assert runner is not None and not runner.is_disabled and runner.recorder.num_recordings > 0
     change(model)
-    recordings.append(1)
+    if change not in (_load, _in_place):  # which write where the weights lie: what was recorded reads the new ones
+        recordings.append(1)
     with torch.no_grad():
         after = plain_greedy(model, PROMPT, NUMBER)
     assert said(decoder) == after
