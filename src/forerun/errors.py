@@ -47,6 +47,10 @@ class ReplicasLost(ForerunError, RuntimeError):
     """The cluster on which copies of a server run does not answer any more."""
 
 
+class LayersNotBuilt(ForerunError, RuntimeError):
+    """A kernel of fused layers could not be compiled: an engine goes on by the model's own modules."""
+
+
 class ServerError(ForerunError, RuntimeError):
     """A server over HTTP that cannot be reached, or that answers with an error; the message holds its words.
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import LogitsProcessor
 
 import forerun
 from engine.scripted import PROMPT, VOCAB, Scripted, answer, engine_with
@@ -98,6 +99,21 @@ def test_a_kernel_that_does_not_compile_is_told_of_once(calls: int, monkeypatch:
     with warnings.catch_warnings():
         warnings.simplefilter("error", ForerunWarning)
         assert decoder.generate(*padded(PROMPTS), **settings).new_tokens == want
+
+
+@pytest.mark.skipif(why_not_numba() is not None, reason="no compiled kernels here")
+def test_a_compiler_of_the_users_own_is_not_taken_for_ours() -> None:
+    from numba.core.errors import TypingError
+
+    class Theirs(LogitsProcessor):
+        def __call__(self, input_ids: Any, scores: Any) -> Any:
+            raise TypingError("of the user's kernel")
+
+    model = copy.deepcopy(tiny_model("llama"))
+    decoder = forerun.SpeculativeDecoder(model, None, kernels="on")
+    with pytest.raises(TypingError, match="of the user's kernel"):
+        decoder.generate(*padded(PROMPTS), max_new_tokens=5, logits_processor=[Theirs()])
+    assert decoder.engine.target.is_fused
 
 
 def test_another_error_of_a_pass_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -260,7 +260,12 @@ def _compiled_whole(model: Any, backend: Backend) -> None:
     model.compile(backend=backend)
 
 
-COMPILED = [_compiled_layer, _compiled_in_place, _compiled_part, _compiled_whole]
+def _compiled_forward(model: Any, backend: Backend) -> None:
+    """As transformers' own pages do it."""
+    model.forward = torch.compile(model.forward, backend=backend)
+
+
+COMPILED = [_compiled_layer, _compiled_in_place, _compiled_part, _compiled_whole, _compiled_forward]
 
 
 @pytest.mark.quick("_compiled_part")

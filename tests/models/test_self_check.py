@@ -29,7 +29,7 @@ from forerun.models.bodies.base import ForwardPass, FusedBody
 from forerun.models.bodies.description import Decoder
 from forerun.models.ragged_states import current_states
 from forerun.models.scorer import Scorer
-from forerun.models.self_check import Kind, _plain_tokens, described, is_proven, self_check, tried
+from forerun.models.self_check import Examiner, Kind, _plain_tokens, described, is_proven, self_check, tried
 from forerun.models.seq2seq import scorer_of
 from support.census import Recipe, build, causal_recipes, seq2seq_recipes
 from support.described import described_model
@@ -278,10 +278,25 @@ def test_linear_layers_of_somebodys_own_need_no_trial() -> None:
     model.lm_head.__class__ = Packed
     replaced, fetched = model.base_model.layers[0].mlp.up_proj, model.base_model.norm
     replaced.forward = replaced.forward
-    fetched.forward, fetched._hf_hook = fetched.forward, object()
+    fetched._old_forward, fetched._hf_hook = fetched.forward, object()
+    fetched.forward = lambda x: fetched._old_forward(x)
+    model.base_model.forward = torch.compile(model.base_model.forward, backend="eager")
     assert is_proven(model)
-    del fetched._hf_hook
+    fetched._old_forward = lambda x: x
     assert not is_proven(model)
+
+
+@pytest.mark.usefixtures("this_transformers")
+def test_layers_that_are_gone_leave_other_ones_to_be_tried() -> None:
+    """Fused layers of a family that no test has run were compared; the modules behind them were not."""
+    model = tiny_model("gpt_neox")
+    scorer, examine = scorer_of(model, use=Kernels.ON), Examiner(True)
+    assert scorer.is_fused
+    examine(scorer)
+    first = examine.found
+    assert examine(scorer) is first
+    scorer.body = scorer.modules
+    assert examine(scorer) is not first
 
 
 def test_how_often_the_model_itself_is_run(monkeypatch: MonkeyPatch) -> None:

@@ -51,8 +51,8 @@ from forerun.engine.row import Progress, Row, RowResult, RowText
 from forerun.engine.stats import Seconds
 from forerun.engine.stops import StopRule
 from forerun.engine.turnstile import Turnstile
-from forerun.errors import InvalidArgument, RankLost
-from forerun.kernels import is_not_built, on_device
+from forerun.errors import InvalidArgument, LayersNotBuilt, RankLost
+from forerun.kernels import on_device
 from forerun.kernels.variants import watched_variants
 from forerun.math.penalties import check_bias
 from forerun.models.autocast import refuse_autocast
@@ -449,7 +449,7 @@ class Engine:
             return self._say()
         except BaseException as error:  # anywhere: a user's Ctrl-C, a tokenizer or a model that fails, no memory
             self._start_over()
-            if self.target.is_fused and self.target.counterparts is None and is_not_built(error):
+            if isinstance(error, LayersNotBuilt) and self.target.counterparts is None:
                 self._go_on_by_modules(error)
                 return []
             raise
@@ -754,15 +754,12 @@ class Engine:
         if self._is_empty:
             self._go_on_training()
 
-    def _go_on_by_modules(self, error: BaseException) -> None:
+    def _go_on_by_modules(self, error: LayersNotBuilt) -> None:
         """Where fused layers could not be compiled, on this machine or for this shape: rows go on from their texts."""
-        assert isinstance(error, Exception)
         self.faults.report(self.target.body, error, "the model's own modules run from now on, slower")
-        drafter = self.drafting.drafter
         choose.refuse(self.target.model)
-        with Evaluation(self._models(drafter)):
-            self.target.renew()
-            self._connect(drafter, self.drafting.policy)
+        with torch.inference_mode(False):  # as between two calls
+            self._make_anew()
 
     def _look_again(self) -> None:
         """Before the first row of a call: are target and draft models still those that everything here is made from?
@@ -772,20 +769,25 @@ class Engine:
         """
         drafter = self.drafting.drafter
         if self._is_stale or self.target.has_changed() or (drafter is not None and drafter.has_changed()):
-            self._is_stale = True  # until all of this has succeeded: a model that is refused is refused again
-            self._start_over()
-            self.runner = self.drafting.passes = None  # whose graphs hold memory that the new cache is to have
-            with Evaluation(self._models(drafter)):
-                self.target.renew()
-                if self._examine is not None:
-                    self._examine(self.target)
-                self._connect(drafter, self.drafting.policy)
-            self._is_stale = False
+            self._make_anew()
         if self.prefixes.limit:
             values = checksum(self.target.model)
             if values != self._values:
                 self._start_over()
                 self._values = values
+
+    def _make_anew(self) -> None:
+        """All that is made from the models, as they are now; rows begin again from their texts."""
+        self._is_stale = True  # until all of this has succeeded: a model that is refused is refused again
+        self._start_over()
+        self.runner = self.drafting.passes = None  # whose graphs hold memory that the new cache is to have
+        drafter = self.drafting.drafter
+        with Evaluation(self._models(drafter)):
+            self.target.renew()
+            if self._examine is not None:
+                self._examine(self.target)
+            self._connect(drafter, self.drafting.policy)
+        self._is_stale = False
 
     def _evaluate(self) -> None:
         """No dropout during a call. Whoever is in the middle of training finds the model as it was."""

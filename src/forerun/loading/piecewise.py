@@ -67,7 +67,7 @@ class PiecewiseFolder:
         named = model.named_parameters(remove_duplicate=False)
         places = {name: weight for name, weight in named if name in self.left}
         self._names = {id(weight): name for name, weight in places.items()}
-        return all(weight.detach()[:1, :1].eq(1).all() for weight in places.values())
+        return all(map(_is_place, places.values()))
 
     def rows(self, weight: Tensor, is_turned: bool) -> Iterator[Tensor]:
         """The rows of a parameter, some at a time: from its file, unless it is more than a place."""
@@ -94,6 +94,12 @@ class PiecewiseFolder:
                         kept = kept_half(stored if is_mapped else stored.clone(), is_turned(module))
                     made[id(weight)] = _wide(stored, self._dtype) if kept is None else kept
                 module._parameters[last] = made[id(weight)]
+
+
+def _is_place(weight: Tensor) -> bool:
+    """Whether nobody has written into it; what transformers has copied is looked at whole."""
+    part = weight.detach() if any(weight.stride()) else weight.detach()[:1, :1]
+    return bool(part.eq(1).all())
 
 
 def _wide(stored: Tensor, dtype: torch.dtype) -> nn.Parameter:

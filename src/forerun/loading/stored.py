@@ -115,7 +115,10 @@ def widened_formats(path: Path) -> dict[str, int]:
     """How many tensors of a GGUF file are in formats that no product of ours reads, and are float32 in memory."""
     from gguf import GGMLQuantizationType
 
-    unread = read_gguf(path, skips_unknown=True).unread
+    try:
+        unread = read_gguf(path, skips_unknown=True).unread
+    except ForerunError:  # transformers has read it
+        return {}
     return dict(Counter(GGMLQuantizationType(kind).name for kind in unread.values()))
 
 

@@ -19,6 +19,7 @@ from forerun.kernels.scaled import ScaledWeight
 
 # transformers leaves these on a model once somebody has asked it for hidden states; they only collect, when asked to.
 COLLECTORS = "transformers.utils.output_capturing"
+COMPILED_FROM = "_torchdynamo_orig_callable"  # what `torch.compile` leaves on a function: the one that it was given
 
 
 def why_not_module(module: Any, kind: type[nn.Module]) -> str | None:
@@ -45,8 +46,18 @@ def runs_its_class(module: nn.Module) -> bool:
 
 def is_compiled(module: nn.Module) -> bool:
     """Whether `torch.compile` or `module.compile()` has put something else in the place of a module's forward."""
-    wraps = type(module).__module__.startswith("torch._dynamo")
-    return wraps or getattr(module, "_compiled_call_impl", None) is not None
+    if type(module).__module__.startswith("torch._dynamo") or hasattr(module.__dict__.get("forward"), COMPILED_FROM):
+        return True
+    return getattr(module, "_compiled_call_impl", None) is not None
+
+
+def own_forward(module: nn.Module) -> Any:
+    """The function that somebody has put in the place of a class's forward; None where that one runs in the end, be it
+    compiled or within what accelerate does around it."""
+    own = module.__dict__.get("_old_forward" if hasattr(module, "_hf_hook") else "forward")
+    own = getattr(own, COMPILED_FROM, own)
+    function = getattr(own, "__func__", own)
+    return None if function is type(module).forward else function
 
 
 def has_compiled(model: nn.Module) -> bool:

@@ -17,7 +17,15 @@ from transformers import PreTrainedModel
 from forerun.cache.base import CacheFull, KeyValueCache, common_length, ranges
 from forerun.cache.journal import digest, replay
 from forerun.config import Kernels, kernels
-from forerun.errors import ForerunWarning, InvalidArgument, RankLost, UnsupportedModel
+from forerun.errors import (
+    ForerunWarning,
+    InvalidArgument,
+    LayersNotBuilt,
+    RankLost,
+    UnsupportedModel,
+    kind_and_line,
+)
+from forerun.kernels import is_not_built
 from forerun.math.attention import Form
 from forerun.math.transfer import int64, to_device
 from forerun.math.tree import is_chain
@@ -411,6 +419,15 @@ class Scorer:
         slots = tuple(self.cache.slot(row) for row in rows)
         return self._skipped_by.finish(states, RaggedRows(slots, tuple(starts), tuple(counts)), self.cache)
 
+    def _by(self, body: Body, call: ForwardPass) -> PassOutput:
+        """Compilers' errors are told apart here: elsewhere they may be those of a user's own kernels."""
+        try:
+            return body.run(call)
+        except Exception as error:
+            if body is self.modules or not is_not_built(error):
+                raise
+            raise LayersNotBuilt(kind_and_line(error)) from error
+
     def _logits(
         self, rows: Sequence[int], blocks: Sequence[Sequence[int]], keep: Tensor | None, trees: Trees | None
     ) -> Tensor:
@@ -451,7 +468,7 @@ class Scorer:
             body = body or self.modules
             call = ForwardPass(new, places, self.cache, trees, sources, wants_logits, keep, wants_hidden, may_skip_last)
             with self._on_all_ranks(call, body):
-                out = body.run(call)
+                out = self._by(body, call)
         except BaseException:
             self.rewind(rows, before)  # a pass that fails leaves no token behind
             raise

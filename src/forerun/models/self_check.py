@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 from forerun.cache.ragged import RaggedCache
 from forerun.config import self_check as settings
 from forerun.errors import ForerunWarning, UnsupportedModel, kind_and_line
-from forerun.models import proven
+from forerun.models import plain, proven
 from forerun.models.bodies import choose, readers
 from forerun.models.bodies.base import Body
 from forerun.models.bodies.described import DescribedBody
@@ -88,18 +88,20 @@ def self_check(scorer: Scorer, wanted: bool = True) -> SelfCheck:
 
 
 class Examiner:
-    """Tries a target when its decoder is made, and again once modules of other kinds have come into it."""
+    """Tries a target when its decoder is made, and again once modules of other kinds have come into it, or another body
+    runs it."""
 
     def __init__(self, wanted: bool) -> None:
         self._wanted = wanted
         self._kinds: frozenset[Any] = frozenset()
+        self._bodies: frozenset[type[Body]] = frozenset()
         self.found: SelfCheck | None = None
 
     def __call__(self, scorer: Scorer) -> SelfCheck:
-        kinds = _foreign_kinds(scorer.model)
-        if self.found is None or not kinds <= self._kinds:
+        kinds, body = _foreign_kinds(scorer.model), type(scorer.body)
+        if self.found is None or not kinds <= self._kinds or body not in self._bodies:
             self.found = self_check(scorer, self._wanted)
-            self._kinds |= kinds
+            self._kinds, self._bodies = self._kinds | kinds, self._bodies | {body}
         return self.found
 
 
@@ -145,13 +147,12 @@ def _foreign_kinds(model: PreTrainedModel) -> frozenset[Any]:
     """Classes and forwards that somebody has put into a model: another attention may leave out what masks say.
 
     Linear layers, quantised or adapted, are let through: what they make of a token depends on nothing else, but with
-    torch's dynamic quantisation, which has one scale for all tokens of a call. Forwards that accelerate has put in
-    place of a module's own call that one.
+    torch's dynamic quantisation, which has one scale for all tokens of a call.
     """
     found = set()
     for module in model.modules():
         kind = type(module)
-        own = None if hasattr(module, "_hf_hook") else module.__dict__.get("forward")
+        own = plain.own_forward(module)
         is_linear = hasattr(module, "in_features") and not kind.__module__.startswith("torch.ao.")
         homes = kind.__module__, str(getattr(kind.forward, "__module__", ""))
         if not is_linear and (own is not None or not all(home.startswith(LIBRARIES) for home in homes)):

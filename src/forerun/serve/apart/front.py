@@ -50,11 +50,12 @@ def run(connection: socket.socket) -> int:
 
 
 if __name__ == "__main__":
+    starter = os.getppid()
     with socket.socket(fileno=int(sys.argv[1])) as inherited:
         ended = run(inherited)
     logging.shutdown()
     sys.stdout.flush()
-    if ended == ENGINE_HANGS:  # last: with it this process ends, and all that it has started
+    if ended == ENGINE_HANGS and os.getppid() == starter:  # last: this process ends with it
         sys.stderr.write("Error: the process that decodes hung and was ended: start the server again\n")
         sys.stderr.flush()
         os.kill(os.getppid(), signal.SIGKILL)

@@ -151,9 +151,10 @@ class RemoteBackend(Backend, asyncio.Protocol):
             self._watcher = asyncio.create_task(self._watch(rank_timeout()))
 
     async def _watch(self, limit: float) -> None:
-        """Give up an engine that has not answered for `limit` seconds while somebody waited for it.
+        """Give up an engine whose process has not answered for `limit` seconds while somebody waited for it.
 
-        Its process is the first of a group. It notices when another one hangs; that it hangs, only its clients can see.
+        It is the first of a group. It notices when another one hangs; that it hangs, only its clients can see. A round
+        that takes long keeps nobody from answering: other threads do that.
         """
         while self._transport is not None:
             await asyncio.sleep(limit / 4)
