@@ -208,7 +208,7 @@ def test_narrow_weights_are_never_the_slower_ones(pairs: list[tuple[float, float
     assert is_never_slower(pairs) is pays
 
 
-@pytest.mark.quick("BF16", "Q4_1", "Q6_K")
+@pytest.mark.quick("BF16")
 @pytest.mark.parametrize("name", NARROW)
 def test_the_whole_stack_gives_the_bits_of_float32(name: str) -> None:
     """Logits of passes over 1 to 32 rows, and of one over several tokens of each."""
