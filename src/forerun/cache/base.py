@@ -7,14 +7,17 @@ is what recorded work on a GPU needs. Rows have names (any integer); a row's slo
 
 from __future__ import annotations
 
+import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from forerun import ops
+from forerun.cache.journal import Change, Journal, change
 from forerun.config import Kernels
 from forerun.errors import ForerunError
 from forerun.kernels.scaled_keys import ScaledKeys
@@ -94,8 +97,22 @@ class KeyValueCache(ABC):
         self.capacity = 0  # keys a row can have before memory has to be found for more
         self.layers: dict[int, Layer] = {}
         self.version = 0  # counts how often keys have moved: who holds their addresses looks here
+        self.journal: Journal | None = None  # where a cache in another process is to follow this one
         self._slot: dict[int, int] = {}  # row -> slot
         self._length: dict[int, int] = {}  # row -> keys that stand
+
+    def replay(self, changes: Sequence[Change]) -> Any:
+        """Repeat changes that another cache of the same kind and size has seen; what the last of them returned."""
+        result = None
+        for name, arguments, named in changes:
+            result = getattr(self, name)(*arguments, **named)
+        return result
+
+    def digest(self) -> str:
+        """Equal for caches whose rows have the same slots, lengths and blocks; keys and values are not looked at."""
+        rows = [(row, self.slot(row), self.length(row)) for row in sorted(self.rows)]
+        table = None if self.table is None else self.table.tolist()
+        return hashlib.sha256(repr((rows, self.num_slots, self.capacity, table)).encode()).hexdigest()
 
     @property
     def rows(self) -> tuple[int, ...]:
@@ -145,6 +162,7 @@ class KeyValueCache(ABC):
     def clear(self) -> None:
         """Forget all rows and all that was kept, whatever state they are in."""
 
+    @change
     def give_back(self, device: torch.device) -> None:
         """The same, and give the memory back: the model may have come to other shapes, or to another device."""
         self.clear()
@@ -155,16 +173,20 @@ class KeyValueCache(ABC):
     def copy(self, source: int, target: int, length: int) -> None:
         """Give the empty row `target` the first `length` keys of `source`: a shared prompt is encoded once."""
 
+    @change
     def begin(self, row: int, tokens: Sequence[int], source: Source | None = None) -> int:
         """Give an empty row the keys of the longest known beginning of `tokens`; how many those are."""
         return 0
 
+    @change
     def remember(self, row: int, tokens: Sequence[int], source: Source | None = None) -> None:
         """Let others find these keys: the row's first ones are those of `tokens`. It may go on behind them."""
 
+    @change
     def forget(self) -> None:
         """Keep no keys that belong to no row."""
 
+    @change
     def rewind(self, row: int, length: int) -> None:
         """Keep the first `length` keys; later ones will be overwritten. Costs nothing."""
         assert 0 <= length <= self._length[row], f"row {row} has {self._length[row]} keys, cannot keep {length}"

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from forerun.cache.base import LONG, STRAY, CacheFull, KeyValueCache, Layer, NewRow, RowsRead, ranges
 from forerun.cache.blocks import SCRATCH, BlockPool
+from forerun.cache.journal import change
 from forerun.cache.ragged import RaggedCache
 from forerun.kernels.scaled_keys import ScaledKeys
 from forerun.math.scaled import Scheme
@@ -105,6 +106,7 @@ class PagedCache(KeyValueCache):
             room -= sum(map(self.pool.is_idle, shared))
         return needs <= room
 
+    @change
     def admit(self, row: int) -> None:
         assert row not in self._slot, f"row {row} is there already"
         assert self.pool is not None  # settles the size
@@ -112,6 +114,7 @@ class PagedCache(KeyValueCache):
             self._resize_table(2 * self.num_slots)
         self._slot[row], self._length[row], self._blocks[row] = heappop(self._free_slots), 0, []
 
+    @change
     def release(self, row: int) -> None:
         slot = self._slot.pop(row)
         heappush(self._free_slots, slot)
@@ -121,6 +124,7 @@ class PagedCache(KeyValueCache):
         self._table[slot] = SCRATCH
         self._changed.add(slot)
 
+    @change
     def clear(self) -> None:
         """Forget all rows and all that can be found. The memory stays: nothing that was recorded becomes invalid."""
         if self._pool is not None:
@@ -130,11 +134,13 @@ class PagedCache(KeyValueCache):
         self._table.zero_()
         self._changed = set(range(self.num_slots))
 
+    @change
     def give_back(self, device: torch.device) -> None:
         super().give_back(device)
         self.device, self._pool, self.table = device, None, None
         self._table, self.num_slots, self._free_slots = self._table[:0, :0], 0, []
 
+    @change
     def copy(self, source: int, target: int, length: int) -> None:
         """Full blocks are shared; a partial last one is copied."""
         assert length <= self._length[source] and not self._length[target]
@@ -142,6 +148,7 @@ class PagedCache(KeyValueCache):
         blocks = self._blocks[source]
         self._share(target, blocks[:full], blocks[full] if rest else SCRATCH, rest)
 
+    @change
     def begin(self, row: int, tokens: Sequence[int], source: Source | None = None) -> int:
         assert not self._length[row]
         found = self.pool.find(tokens, source)
@@ -149,24 +156,30 @@ class PagedCache(KeyValueCache):
         self._share(row, found.blocks, found.partial, rest)
         return self._length[row]
 
+    @change
     def remember(self, row: int, tokens: Sequence[int], source: Source | None = None) -> None:
         tokens = tokens[: self._length[row]]
         self.pool.publish(tokens, source, self._blocks[row][: self._num_blocks(len(tokens))])
 
+    @change
     def forget(self) -> None:
         if self._pool is not None:
             self._pool.forget_idle()
 
+    @change
     def reserve_slots(self, with_dummy: bool, longest: int = 0, final: int = 0) -> int:
         return 0
 
+    @change
     def reserve(self, rows: Sequence[int], ends: Sequence[int], final: int = 0) -> None:
         self._give(rows, [self._length[row] for row in rows], ends)
 
+    @change
     def set_length(self, row: int, length: int) -> None:
         assert length <= len(self._blocks[row]) * self.block_size, f"row {row} has no memory for {length} keys"
         self._length[row] = length
 
+    @change
     @torch.inference_mode()
     def keep(self, row: int, start: int, picks: Sequence[int]) -> None:
         picks = list(picks)
@@ -180,6 +193,7 @@ class PagedCache(KeyValueCache):
                     pool[targets // size, targets % size] = pool[places // size, places % size]
         self._length[row] = start + len(picks)
 
+    @change
     def extend(self, rows: Sequence[int], counts: Sequence[int]) -> RaggedRows:
         past = tuple(self._length[row] for row in rows)
         ends = [length + count for length, count in zip(past, counts, strict=True)]

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from forerun.cache.base import STRAY, CacheFull, KeyValueCache, NewRow, RowsRead, ranges
+from forerun.cache.journal import change
 from forerun.types import RaggedRows
 
 GRAIN = 64  # capacities are multiples of this
@@ -60,6 +61,7 @@ class RaggedCache(KeyValueCache):
             return True
         return num_slots * longest <= self._num_tokens + (STRAY if num_slots == 1 else 0)
 
+    @change
     def admit(self, row: int) -> None:
         assert row not in self._slot, f"row {row} is there already"
         self._slot[row] = len(self._slot)
@@ -70,6 +72,7 @@ class RaggedCache(KeyValueCache):
             longest = max(self._length.values()) if self.capacity else 0
             self._resize(number, longest, wanted, self.capacity)
 
+    @change
     def release(self, row: int) -> None:
         """Forget a row; the last slot moves into its place."""
         hole = self._slot.pop(row)
@@ -84,6 +87,7 @@ class RaggedCache(KeyValueCache):
         self._tenants[hole] = mover
         self._slot[mover], self._written[mover] = hole, self._length[mover]
 
+    @change
     def clear(self) -> None:
         """Forget all rows, whatever state they are in, and give their memory back."""
         self.version += 1
@@ -91,17 +95,20 @@ class RaggedCache(KeyValueCache):
         self._slot, self._tenants, self._length, self._written = {}, [], {}, {}
         self.num_slots = self.capacity = 0
 
+    @change
     def copy(self, source: int, target: int, length: int) -> None:
         assert length <= self._length[source]
         self._copy(self._slot[source], self._slot[target], length)
         self._length[target] = length
         self._written[target] = max(self._written[target], length)
 
+    @change
     def set_length(self, row: int, length: int) -> None:
         assert length <= self.capacity, f"{length} keys, room for {self.capacity}"
         self._length[row] = length
         self._written[row] = max(self._written[row], length)
 
+    @change
     def reserve_slots(self, with_dummy: bool, longest: int = 0, final: int = 0) -> int:
         """Behind those of rows, so that it is the same in all caches of the same rows, however much memory each has.
 
@@ -114,6 +121,7 @@ class RaggedCache(KeyValueCache):
             self._resize(needed, self.capacity, needed, capacity)
         return len(self._slot)
 
+    @change
     def reserve(self, rows: Sequence[int], ends: Sequence[int], final: int = 0) -> None:
         self._grow(max(ends), min(final, max(ends) + AHEAD))
         for row, end in zip(rows, ends, strict=True):
@@ -124,6 +132,7 @@ class RaggedCache(KeyValueCache):
         """What lies before a row's beginning goes to its last place."""
         return self.capacity
 
+    @change
     @torch.inference_mode()
     def keep(self, row: int, start: int, picks: Sequence[int]) -> None:
         picks = list(picks)
@@ -135,6 +144,7 @@ class RaggedCache(KeyValueCache):
                     pool[start : start + len(picks)] = pool[chosen.to(pool.device)]
         self._length[row] = start + len(picks)
 
+    @change
     def extend(self, rows: Sequence[int], counts: Sequence[int]) -> RaggedRows:
         past = tuple(self._length[row] for row in rows)
         self._grow(max(map(add, past, counts)), int(self.capacity * GROWTH))

@@ -15,7 +15,6 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from forerun.cache.base import CacheFull, KeyValueCache, common_length, ranges
-from forerun.cache.journal import digest, replay
 from forerun.config import Kernels, kernels
 from forerun.errors import (
     ForerunWarning,
@@ -503,8 +502,8 @@ class Scorer:
 
     def catch_up(self, call: PassCall | RecordedCall) -> Any:
         """Bring the cache to the state of rank 0's; what the last change returned."""
-        result = replay(self.cache, call.changes)
-        if call.digest is not None and call.digest != digest(self.cache):
+        result = self.cache.replay(call.changes)
+        if call.digest is not None and call.digest != self.cache.digest():
             raise RankLost("the caches of two ranks are no longer in the same state: this is a fault in Forerun")
         return result
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from forerun.cache.base import KeyValueCache
-from forerun.cache.journal import Change, Journal, digest
+from forerun.cache.journal import Change, Journal
 from forerun.errors import UnsupportedModel
 
 
@@ -170,7 +170,8 @@ class Counterparts:
 
     def __init__(self, ranks: Ranks, number: int, cache: KeyValueCache) -> None:
         self._ranks, self._number = ranks, number
-        self._cache, self._journal = cache, Journal(cache)
+        self._cache, self._journal = cache, Journal()
+        cache.journal = self._journal
         self._closing = weakref.finalize(self, ranks.close, number)
 
     @classmethod
@@ -198,7 +199,7 @@ class Counterparts:
             wants_logits,
             wants_hidden,
             by_modules,
-            digest(self._cache) if self._ranks.wants_digest() else None,
+            self._cache.digest() if self._ranks.wants_digest() else None,
         )
         return self._ranks.run(call)
 
@@ -212,7 +213,7 @@ class Counterparts:
         self, follower: int, what: RecordedPass, *, is_new: bool, is_run: bool, is_over: Callable[[], bool]
     ) -> AbstractContextManager[None]:
         """While this rank records or runs such a pass: the others do the same."""
-        state = digest(self._cache) if self._ranks.wants_digest() else None
+        state = self._cache.digest() if self._ranks.wants_digest() else None
         return self._ranks.run(RecordedCall(follower, self._journal.take(), what, is_new, is_run, state), is_over)
 
 
