@@ -24,6 +24,7 @@ from forerun.serve.patience import PatientProtocol
 from forerun.serve.service import Service
 from forerun.serve.settings import AddressSettings, ServiceSettings
 from forerun.serve.speech import SpeechService
+from forerun.serve.text import TextService
 from support.folders import VOCAB, byte_tokenizer
 from support.tiny import tiny_model
 
@@ -41,9 +42,7 @@ def make_decoder(**settings: Any) -> SpeculativeDecoder:
 class Server:
     """Somebody to call."""
 
-    def __init__(
-        self, service: Service | SpeechService, decoder: SpeculativeDecoder | None, url: str, key: str | None
-    ) -> None:
+    def __init__(self, service: Service, decoder: SpeculativeDecoder | None, url: str, key: str | None) -> None:
         self.service, self.decoder, self.url = service, decoder, url
         headers = {} if key is None else {"Authorization": f"Bearer {key.strip()}"}
         self.client = httpx.Client(base_url=url, headers=headers, timeout=60, verify=False)  # no certificate is read
@@ -105,14 +104,14 @@ def running(
     with (
         hosted(Beginning(model, limits, AddressSettings(), backend.is_split), backend)
         if apart
-        else nullcontext(Service(model, backend, limits)) as service,
+        else nullcontext(TextService(model, backend, limits)) as service,
         listening(service, key, decoder, direct, address) as server,
     ):
         yield server
 
 
 @contextmanager
-def hosted(beginning: Beginning, backend: LocalBackend) -> Iterator[Service]:
+def hosted(beginning: Beginning, backend: LocalBackend) -> Iterator[TextService]:
     """A service as another process makes it, of what it is told over a socket."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
@@ -121,7 +120,7 @@ def hosted(beginning: Beginning, backend: LocalBackend) -> Iterator[Service]:
         thread.start()
         try:
             (told,) = receive(theirs).messages
-            yield Service(told.model, RemoteBackend(theirs, told.is_split), told.settings)
+            yield TextService(told.model, RemoteBackend(theirs, told.is_split), told.settings)
         finally:
             with suppress(OSError):
                 ours.shutdown(socket.SHUT_RD)  # where the other side was never opened
@@ -131,7 +130,7 @@ def hosted(beginning: Beginning, backend: LocalBackend) -> Iterator[Service]:
 
 @contextmanager
 def listening(
-    service: Service | SpeechService,
+    service: Service,
     key: str | None = None,
     decoder: SpeculativeDecoder | None = None,
     direct: bool = True,

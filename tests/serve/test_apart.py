@@ -25,8 +25,8 @@ from forerun.engine import AsyncEngine, FinishReason, Request, Stats
 from forerun.engine.row import TokenLogprob
 from forerun.errors import InvalidArgument, ServerError
 from forerun.serve.apart import remote
-from forerun.serve.apart.engine_process import EngineProcess
 from forerun.serve.apart.host import EngineHost
+from forerun.serve.apart.process import EngineProcess
 from forerun.serve.apart.remote import RemoteBackend, RemoteStream
 from forerun.serve.apart.wire import (
     SCORED_TOKENS,

@@ -17,8 +17,8 @@ from forerun.serve.apart.wire import Ended
 from forerun.serve.backend import Backend, Ending, Hear, State, TokenStream
 from forerun.serve.errors import ApiError
 from forerun.serve.model import ServedModel
-from forerun.serve.service import Service
 from forerun.serve.settings import ServiceSettings
+from forerun.serve.text import TextService
 from serve.serving import running
 from support.folders import VOCAB, byte_tokenizer
 
@@ -73,7 +73,7 @@ class Recorder(Backend):
 def test_whose_turn_has_come_begins_before_the_answer_does() -> None:
     async def play() -> None:
         backend = Recorder()
-        service = Service(MODEL, backend, ServiceSettings(max_rows=3))
+        service = TextService(MODEL, backend, ServiceSettings(max_rows=3))
         two, another = service.decode([REQUEST] * 2), service.decode([REQUEST] * 2)
         await anext(two)
         assert len(backend.streams) == 2
@@ -96,7 +96,7 @@ def test_whose_turn_has_come_begins_before_the_answer_does() -> None:
 def test_whoever_leaves_before_the_answer_begins_leaves_nothing() -> None:
     async def play() -> None:
         backend = Recorder()
-        service = Service(MODEL, backend, ServiceSettings(max_rows=3))
+        service = TextService(MODEL, backend, ServiceSettings(max_rows=3))
         call = service.decode([REQUEST] * 2)
         await anext(call)
         await call.aclose()
@@ -112,7 +112,7 @@ def test_an_answer_whose_beginning_nobody_takes_ends_with_its_time(goes_on: bool
 
     async def play() -> None:
         backend = Recorder()
-        service = Service(MODEL, backend, ServiceSettings(max_rows=1, timeout=0.05))
+        service = TextService(MODEL, backend, ServiceSettings(max_rows=1, timeout=0.05))
         call = service.decode([REQUEST] * 2)
         await anext(call)
         assert service.admission.num_running == 1 and service.admission.num_waiting == 1
@@ -133,7 +133,7 @@ def test_an_engine_that_has_ended_refuses_before_the_answer_begins() -> None:
     async def play() -> None:
         backend = Recorder()
         backend.has_ended = True
-        service = Service(MODEL, backend, ServiceSettings(max_rows=3))
+        service = TextService(MODEL, backend, ServiceSettings(max_rows=3))
         with pytest.raises(ApiError) as refused:
             await anext(service.decode([REQUEST]))
         assert refused.value.status == 503 and not service.admission.num_running

@@ -11,7 +11,7 @@ from forerun.engine import Request, Stats
 from forerun.serve.answer_text import Piece
 from forerun.serve.formats import ChatFormat, CompletionFormat, Format, usage
 from forerun.serve.model import ServedModel
-from forerun.serve.service import Choice, Gain
+from forerun.serve.text import Choice, Gain
 from support.folders import VOCAB, byte_tokenizer
 
 REQUEST = Request(prompt=(5, 6, 7), max_new_tokens=9)

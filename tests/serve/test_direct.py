@@ -15,7 +15,7 @@ from uvicorn.protocols.http.h11_impl import RequestResponseCycle
 
 from forerun.engine import Request
 from forerun.serve.direct import BodyWriter, DirectMiddleware, writer_of
-from forerun.serve.service import Choice, Gain, Tell, _merged
+from forerun.serve.text import Choice, Gain, Tell, _merged
 from serve.events import events
 from serve.serving import Server, running
 

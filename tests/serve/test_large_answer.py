@@ -14,7 +14,7 @@ from forerun.engine.row import TokenLogprob
 from forerun.serve.answer_text import Piece
 from forerun.serve.formats import LEAST_LOGPROB, ChatFormat, CompletionFormat, Format
 from forerun.serve.model import ServedModel
-from forerun.serve.service import Choice
+from forerun.serve.text import Choice
 from serve.events import events
 from serve.serving import Server
 from serve.waiting import LONGEST_WAIT, longest_wait, switching

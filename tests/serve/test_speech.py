@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from forerun import DraftModel, SpeculativeDecoder
+from forerun.serve.model import Card
 from forerun.serve.settings import ServiceSettings
 from forerun.serve.speech import SpeechService
 from forerun.speech import Clip, Format, SpeechSettings, Transcriber, render
@@ -33,7 +34,7 @@ def make_decoder() -> SpeculativeDecoder:
 
 @pytest.fixture(scope="module")
 def speech_server() -> Iterator[Server]:
-    service = SpeechService(make_decoder(), Processor(), "ears", 0, "draft", ServiceSettings(timeout=60.0))
+    service = SpeechService(make_decoder(), Processor(), Card("ears", 0, "draft"), ServiceSettings(timeout=60.0))
     with listening(service) as server:
         yield server
 

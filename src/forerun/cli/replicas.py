@@ -15,7 +15,7 @@ from forerun.cli.service import check_whisper, is_whisper, load_model, make_spee
 from forerun.config import rank_and_size
 from forerun.errors import InvalidArgument, ModelNotFound
 from forerun.processes import free_port, usable_cores
-from forerun.serve.apart.engine_process import EngineProcess
+from forerun.serve.apart.process import EngineProcess
 from forerun.serve.settings import AddressSettings, ReplicaSettings, ServiceSettings
 
 if TYPE_CHECKING:
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from forerun.serve.model import ServedModel
     from forerun.serve.replicas.deployment import Share
     from forerun.serve.service import Service
-    from forerun.serve.speech import SpeechService
 
 log = logging.getLogger("ray.serve")
 MORE_SECONDS = 5.0  # than replicas have to let requests end, before they are left alone
@@ -138,7 +137,7 @@ def maker(options: dict[str, Any], limits: ServiceSettings) -> Any:
     return partial(_make, options, limits)
 
 
-def _make(options: dict[str, Any], limits: ServiceSettings, engine: str) -> Service | SpeechService:
+def _make(options: dict[str, Any], limits: ServiceSettings, engine: str) -> Service:
     """In the process of a replica, whose log is Ray's. Text is decoded in a further one, so that the interpreter which
     answers Ray and its proxy does not keep the engine's waiting; a Whisper's batches are long enough to share it."""
     from forerun.cli.console import err_console, plain_warnings
@@ -148,11 +147,11 @@ def _make(options: dict[str, Any], limits: ServiceSettings, engine: str) -> Serv
         if is_whisper(options):
             return make_speech_service(options, limits, console, engine)
         process = EngineProcess(partial(_load, options, limits))
-        from forerun.serve.service import Service
+        from forerun.serve.text import TextService
 
         model, backend = process.loaded()
         backend.on_lost = partial(_end, process)
-        return Service(model, backend, limits, engine)
+        return TextService(model, backend, limits, engine)
 
 
 def _load(options: dict[str, Any], limits: ServiceSettings) -> tuple[SpeculativeDecoder, ServedModel]:

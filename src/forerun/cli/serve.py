@@ -131,7 +131,8 @@ def _why_not_there(host: str, port: int) -> OSError | None:
 
 def _serve_text(options: dict[str, Any], address: AddressSettings, limits: ServiceSettings, console: Console) -> bool:
     """With HTTP in a process of its own, which the interpreter that decodes need not wait for."""
-    from forerun.serve.apart.process import FrontProcess, serve_apart
+    from forerun.serve.apart.process import FrontProcess
+    from forerun.serve.apart.run import serve_apart
 
     with FrontProcess() as front:
         decoder, model = load_model(options, limits, console)
@@ -145,7 +146,7 @@ def _serve_speech(options: dict[str, Any], address: AddressSettings, limits: Ser
 
     service = make_speech_service(options, limits, console)
     rows = service.admission.max_rows
-    say_ready = partial(_say_ready, service.decoder, service.name, service.drafter_name, rows, console)
+    say_ready = partial(_say_ready, service.decoder, service.card.name, service.card.drafter_name, rows, console)
     return serve_until_ended(service, address, say_ready)
 
 

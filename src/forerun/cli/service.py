@@ -46,15 +46,15 @@ def make_speech_service(
     """Load a Whisper, and compile what its decoder uses."""
     from forerun.cli.run import told_of_compiling
     from forerun.cli.transcribe import load_pair
+    from forerun.serve.model import Card
     from forerun.serve.speech import SpeechService
 
     check_whisper(options)
     loaded, processor = load_pair(options, console)
     with told_of_compiling(console):
         decoder = loaded.decoder(options["keep_rows"])
-    return SpeechService(
-        decoder, processor, served_name(options, limits), int(time.time()), options["draft"], limits, engine
-    )
+    card = Card(served_name(options, limits), int(time.time()), options["draft"])
+    return SpeechService(decoder, processor, card, limits, engine)
 
 
 def check_whisper(options: dict[str, Any]) -> None:

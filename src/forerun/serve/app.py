@@ -30,12 +30,13 @@ from forerun.serve.foreign_pages import ForeignPageMiddleware
 from forerun.serve.formats import ChatFormat, CompletionFormat
 from forerun.serve.grammar import wants_grammar
 from forerun.serve.large_body import InvalidBody, LargeBodyRoute, list_of_numbers
-from forerun.serve.model import ServedModel
+from forerun.serve.model import Card, ServedModel
 from forerun.serve.schemas import ChatBody, CompletionBody, DetokenizeBody, Generation, TokenizeBody
-from forerun.serve.service import Asked, Service
+from forerun.serve.service import Service
 from forerun.serve.settings import AddressSettings
 from forerun.serve.speech import SpeechService
 from forerun.serve.speech_routes import add_speech
+from forerun.serve.text import Asked, TextService
 from forerun.serve.translate import (
     chat_prompt,
     chat_requests,
@@ -61,7 +62,7 @@ SMALL_BODY = 4096  # bytes: some thousand tokens, which are encoded within a mil
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
-def create_app(service: Service | SpeechService, address: AddressSettings) -> FastAPI:
+def create_app(service: Service, address: AddressSettings) -> FastAPI:
     """The application; ending it ends the service."""
 
     @asynccontextmanager
@@ -86,21 +87,22 @@ def create_app(service: Service | SpeechService, address: AddressSettings) -> Fa
         app.add_middleware(CORSMiddleware, allow_origins=address.cors_origin, allow_methods=["*"], allow_headers=["*"])
     if isinstance(service, SpeechService):
         add_speech(app, service)
-    else:
+    if isinstance(service, TextService):
         _add_generation(app, service)
         _add_tokens(app, service.model)
         _add_page(app)
+    _add_models(app, service.card)
     _add_status(app, service)
     return app
 
 
-def _add_generation(app: FastAPI, service: Service) -> None:
-    model = service.model
+def _add_generation(app: FastAPI, service: TextService) -> None:
+    model, card = service.model, service.card
 
     @app.post("/v1/chat/completions", response_model=None)
     async def chat_completions(body: ChatBody, http: Request) -> Response:
         """Answer a conversation."""
-        model.check_name(body.model)
+        card.check_name(body.model)
         service.admission.check_number(body.n or 1)
 
         def prepare() -> tuple[Tools | None, list[int], list[EngineRequest]]:
@@ -116,7 +118,7 @@ def _add_generation(app: FastAPI, service: Service) -> None:
     @app.post("/v1/completions", response_model=None)
     async def completions(body: CompletionBody, http: Request) -> Response:
         """Continue one prompt, or several."""
-        model.check_name(body.model)
+        card.check_name(body.model)
         service.admission.check_number(num_sequences(body))
 
         def prepare() -> tuple[list[list[int]], list[EngineRequest]]:
@@ -135,19 +137,10 @@ def _add_generation(app: FastAPI, service: Service) -> None:
         )
         return await Call(requests, written, number, asked, best_of=body.best_of or n, n=n).answer(service, http, body)
 
-    @app.get("/v1/models")
-    async def models() -> dict[str, Any]:
-        """The one model there is."""
-        return {"object": "list", "data": [_card(model)]}
-
-    @app.get("/v1/models/{name:path}")
-    async def one_model(name: str) -> dict[str, Any]:
-        """The same by its name."""
-        model.check_name(name)
-        return _card(model)
-
 
 def _add_tokens(app: FastAPI, model: ServedModel) -> None:
+    card = model.card
+
     def tokenized(body: TokenizeBody) -> str:
         if body.messages is not None:
             tokens = chat_prompt(body.messages, body.tools, model)
@@ -163,13 +156,13 @@ def _add_tokens(app: FastAPI, model: ServedModel) -> None:
     @app.post("/tokenize", response_model=dict[str, Any])
     async def tokenize(body: TokenizeBody) -> Response:
         """Token ids of a text, or of a chat as the model reads it."""
-        model.check_name(body.model)
+        card.check_name(body.model)
         return Response(await asyncio.to_thread(tokenized, body), media_type="application/json")
 
     @app.post("/detokenize", response_model=dict[str, Any])
     async def detokenize(body: DetokenizeBody) -> Response:
         """The text of token ids, special ones included."""
-        model.check_name(body.model)
+        card.check_name(body.model)
         return Response(await asyncio.to_thread(detokenized, body), media_type="application/json")
 
 
@@ -186,7 +179,20 @@ def _add_page(app: FastAPI) -> None:
         raise ApiError(400, "this model reads text: recordings need a server of a Whisper", code="not_offered")
 
 
-def _add_status(app: FastAPI, service: Service | SpeechService) -> None:
+def _add_models(app: FastAPI, card: Card) -> None:
+    @app.get("/v1/models")
+    async def models() -> dict[str, Any]:
+        """The one model there is."""
+        return {"object": "list", "data": [card.as_dict()]}
+
+    @app.get("/v1/models/{name:path}")
+    async def one_model(name: str) -> dict[str, Any]:
+        """The same by its name."""
+        card.check_name(name)
+        return card.as_dict()
+
+
+def _add_status(app: FastAPI, service: Service) -> None:
     @app.head("/health", include_in_schema=False)  # load balancers that ask for no more than the status
     @app.get("/health")
     async def health() -> dict[str, str]:
@@ -275,17 +281,6 @@ async def _prepared(prepare: Callable[[], T], body: Generation, http: Request) -
 
 def _wants_origins(body: Generation) -> bool:
     return body.speculation is not None and bool(body.speculation.origins)
-
-
-def _card(model: ServedModel) -> dict[str, Any]:
-    return {
-        "id": model.name,
-        "object": "model",
-        "created": model.created,
-        "owned_by": "forerun",
-        "max_model_len": model.context_length,
-        "drafter": model.drafter_name,
-    }
 
 
 async def _refused(http: Request, error: Exception) -> Response:

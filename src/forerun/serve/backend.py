@@ -130,10 +130,10 @@ class LocalStream:
 
 
 class LocalBackend(Backend):
-    """The engine of a decoder, in a thread of this process."""
+    """The engine of a decoder, in a thread of this process, which is given `patience` where nothing is drained."""
 
-    def __init__(self, decoder: SpeculativeDecoder) -> None:
-        self.decoder, self.engine = decoder, AsyncEngine(decoder.engine)
+    def __init__(self, decoder: SpeculativeDecoder, patience: float | None = None) -> None:
+        self.decoder, self.engine, self._patience = decoder, AsyncEngine(decoder.engine), patience
         self.on_lost: Callable[[], None] = lambda: None
         """Called by a thread of its own once a process that the model is split over was lost."""
         if self.ranks is not None:
@@ -154,11 +154,21 @@ class LocalBackend(Backend):
 
     @property
     def state(self) -> State:
-        are_there = self.ranks is None or self.ranks.link.lost is None
-        return state_of(self.engine, are_there)
+        engine, usage = self.engine.engine, None
+        with suppress(RuntimeError):  # a row has come or left meanwhile
+            usage = engine.target.cache.usage
+        return State(
+            self.engine.is_alive and (self.ranks is None or self.ranks.link.lost is None),
+            engine.num_preempted,
+            usage,
+            engine.num_prefix_queries,
+            engine.num_prefix_hits,
+            engine.num_waiting,
+        )
 
     async def come_around(self) -> None:
-        await come_around(self.engine)
+        with suppress(EngineClosed):
+            await asyncio.wait([asyncio.wrap_future(self.engine.between_steps(_nothing))])  # cancelled where it ends
 
     def submit(self, request: Request) -> TokenStream:
         return LocalStream(self.engine.submit(request))
@@ -167,30 +177,8 @@ class LocalBackend(Backend):
         return await prompt_logprobs(self.engine, self.decoder.target, prompt, alternatives)
 
     def close(self, drain: bool = True) -> None:
-        self.engine.close(drain)
-
-
-async def come_around(engine: AsyncEngine) -> None:
-    """Until no pass of the model is under way; at once where the engine has ended."""
-    with suppress(EngineClosed):
-        await asyncio.wait([asyncio.wrap_future(engine.between_steps(_nothing))])  # cancelled where it ends meanwhile
+        self.engine.close(drain, timeout=None if drain else self._patience)
 
 
 def _nothing() -> None:
     pass
-
-
-def state_of(engine: AsyncEngine, is_whole: bool = True) -> State:
-    """Of an engine here; `is_whole` unless a process that it needs was lost."""
-    inner = engine.engine
-    usage = None
-    with suppress(RuntimeError):  # a row has come or left meanwhile
-        usage = inner.target.cache.usage
-    return State(
-        engine.is_alive and is_whole,
-        inner.num_preempted,
-        usage,
-        inner.num_prefix_queries,
-        inner.num_prefix_hits,
-        inner.num_waiting,
-    )

@@ -17,7 +17,7 @@ from forerun.serve.direct import writer_of
 from forerun.serve.errors import told
 from forerun.serve.formats import WRITER, Answer, Format, event, usage
 from forerun.serve.schemas import Generation, StreamOptions
-from forerun.serve.service import Asked, Choice, Gain, Service
+from forerun.serve.text import Asked, Choice, Gain, TextService
 
 T = TypeVar("T")
 CLIENT_LEFT = 499  # nobody reads it; nginx writes it into its log for the same reason
@@ -39,7 +39,7 @@ class Call:
     n: int = 1  # ... so many are returned
     choices: dict[int, Choice] = field(default_factory=dict)
 
-    async def answer(self, service: Service, http: HttpRequest, body: Generation) -> Response:
+    async def answer(self, service: TextService, http: HttpRequest, body: Generation) -> Response:
         if not body.stream:
             return await unless_left(http, self._whole(service))
         options, writer = body.stream_options or NO_OPTIONS, writer_of(http.scope)
@@ -57,7 +57,7 @@ class Call:
         events = self._events(gains, options)
         return StreamingResponse(events, media_type="text/event-stream", headers=NO_BUFFERING)
 
-    async def _whole(self, service: Service) -> Response:
+    async def _whole(self, service: TextService) -> Response:
         async with aclosing(service.decode(self.requests, self.asked)) as gains:
             async for gain in gains:
                 if gain is not None:

@@ -78,13 +78,6 @@ def told(error: Exception) -> ApiError:
     return ApiError(500, f"the model failed on this request: {type(error).__name__}", code="engine_error")
 
 
-def check_name(asked: str | None, name: str) -> None:
-    """There is one model: a client that asks for another is told."""
-    if asked is not None and asked != name:
-        message = f"there is no model {shortened(asked)!r} here, only {name!r}"
-        raise ApiError(404, message, param="model", code="model_not_found")
-
-
 def shortened(text: str) -> str:
     """A name that a client gave, as it is repeated to the client."""
     return text if len(text) <= MOST_REPEATED else f"{text[:MOST_REPEATED]}..."

@@ -18,7 +18,7 @@ from forerun.serve.answer_text import Piece
 from forerun.serve.call_formats import Tools
 from forerun.serve.call_reader import CallReader
 from forerun.serve.model import ServedModel
-from forerun.serve.service import Choice, Gain
+from forerun.serve.text import Choice, Gain
 from forerun.version import __version__
 
 Answer = dict[str, Any]

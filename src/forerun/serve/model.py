@@ -17,11 +17,31 @@ from forerun.errors import InvalidArgument
 from forerun.inputs import render_chat, text_ids, tokenize_rendered
 from forerun.keywords import id_set
 from forerun.serve.call_formats import CallFormat, find_format
-from forerun.serve.errors import check_name, refused
+from forerun.serve.errors import ApiError, refused, shortened
 from forerun.serve.grammar import make_tokenizer
 
 BYTE = re.compile(r"<0x([0-9A-F]{2})>")  # how SentencePiece writes a byte that is no character
 SPACE = "\u2581"  # and a space
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """What clients are told of the one model there is."""
+
+    name: str
+    created: int  # seconds since 1970
+    drafter_name: str
+    facts: dict[str, Any] = field(default_factory=dict)
+
+    def as_dict(self) -> dict[str, Any]:
+        about = {"id": self.name, "object": "model", "created": self.created, "owned_by": "forerun"}
+        return about | self.facts | {"drafter": self.drafter_name}
+
+    def check_name(self, asked: str | None) -> None:
+        """A client that asks for another model is told."""
+        if asked is not None and asked != self.name:
+            message = f"there is no model {shortened(asked)!r} here, only {self.name!r}"
+            raise ApiError(404, message, param="model", code="model_not_found")
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,8 +89,9 @@ class ServedModel:
     def grammar_tokenizer(self) -> LLTokenizer:
         return make_tokenizer(self.tokenizer, self.vocab_size, self.stop_ids)
 
-    def check_name(self, asked: str | None) -> None:
-        check_name(asked, self.name)
+    @property
+    def card(self) -> Card:
+        return Card(self.name, self.created, self.drafter_name, {"max_model_len": self.context_length})
 
     def check_drafter(self, asked: str | None) -> None:
         if asked not in (None, self.drafter_name):

@@ -17,7 +17,6 @@ from forerun.serve.direct import DirectMiddleware
 from forerun.serve.patience import PatientProtocol
 from forerun.serve.service import Service
 from forerun.serve.settings import AddressSettings
-from forerun.serve.speech import SpeechService
 
 
 class DrainingServer(uvicorn.Server):
@@ -26,7 +25,7 @@ class DrainingServer(uvicorn.Server):
     def __init__(
         self,
         config: uvicorn.Config,
-        service: Service | SpeechService,
+        service: Service,
         on_ready: Callable[[str], None],
         takes_signals: bool = True,
     ) -> None:
@@ -69,7 +68,7 @@ class DrainingServer(uvicorn.Server):
 
 
 def make_server(
-    service: Service | SpeechService,
+    service: Service,
     address: AddressSettings,
     on_ready: Callable[[str], None],
     takes_signals: bool = True,
@@ -94,7 +93,7 @@ def make_server(
     return DrainingServer(config, service, on_ready, takes_signals)
 
 
-def serve(service: Service | SpeechService, address: AddressSettings, on_ready: Callable[[str], None]) -> bool:
+def serve(service: Service, address: AddressSettings, on_ready: Callable[[str], None]) -> bool:
     """Serve until a signal comes; `on_ready` is given the address. False where the address could not be had."""
     server = make_server(service, address, on_ready)
     try:

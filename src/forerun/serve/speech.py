@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from forerun.decoder import SpeculativeDecoder
-from forerun.engine import AsyncEngine
 from forerun.errors import EngineClosed, InvalidArgument, UnreadableAudio
-from forerun.serve.admission import Admission
-from forerun.serve.backend import come_around, state_of
-from forerun.serve.errors import ApiError, check_name, shutting_down
-from forerun.serve.metrics import Metrics, Times
+from forerun.serve.backend import LocalBackend
+from forerun.serve.errors import ApiError, shutting_down
+from forerun.serve.metrics import Times
+from forerun.serve.model import Card
+from forerun.serve.service import Service
 from forerun.serve.settings import ServiceSettings
 from forerun.speech import Clip, SpeechSettings, Transcriber, Transcript, read
 from forerun.speech.audio import duration
@@ -26,6 +26,7 @@ log = logging.getLogger("forerun.serve")
 MOST_SECONDS = 4 * 3600  # of a recording: a small file may hold days of silence, and all of it is held in memory
 BATCH = 8
 """Recordings transcribed together unless the user says otherwise."""
+AT_ONCE = 1.0  # seconds that a batch under way, which cannot be interrupted, is given where nothing is to be drained
 
 
 @dataclass(eq=False, slots=True)
@@ -40,71 +41,17 @@ class _Job:
         return self.transcriber.settings, self.transcriber.is_long(self.clip)
 
 
-class SpeechService:
-    """One Whisper, its engine's thread, and the queue in front of it. Used by one event loop."""
+class SpeechService(Service):
+    """A Whisper, its engine in a thread, and recordings that wait to be transcribed together."""
 
     def __init__(
-        self,
-        decoder: SpeculativeDecoder,
-        processor: Any,
-        name: str,
-        created: int,
-        drafter_name: str,
-        settings: ServiceSettings,
-        engine: str = "0",
+        self, decoder: SpeculativeDecoder, processor: Any, card: Card, settings: ServiceSettings, engine: str = "0"
     ) -> None:
-        self.decoder, self.processor, self.settings = decoder, processor, settings
-        self.name, self.created, self.drafter_name = name, created, drafter_name
-        self.engine = AsyncEngine(decoder.engine)
-        self.admission = Admission(settings.max_rows or BATCH, settings.max_queued, settings.max_queued_tokens)
-        self.metrics = Metrics(name, self.admission, lambda: state_of(self.engine), engine)
-        self.is_draining = self._is_closed = False
+        backend = LocalBackend(decoder, patience=AT_ONCE)
+        super().__init__(card, backend, settings, settings.max_rows or BATCH, engine)
+        self.decoder, self.processor, self.engine = decoder, processor, backend.engine
         self._waiting: list[_Job] = []
         self._working: asyncio.Task[None] | None = None
-
-    @property
-    def longest_round(self) -> float:
-        """Seconds: a batch of recordings is one, and may take as long as a request."""
-        return self.settings.timeout
-
-    @property
-    def is_alive(self) -> bool:
-        return self.engine.is_alive
-
-    async def open(self) -> None:
-        """There is nothing to open: the engine is in this process."""
-
-    async def look(self) -> bool:
-        """Whether the engine is alive, now."""
-        return self.is_alive
-
-    async def come_around(self) -> None:
-        """Until the engine has come to the end of a batch."""
-        await come_around(self.engine)
-
-    @property
-    def card(self) -> dict[str, Any]:
-        return {
-            "id": self.name,
-            "object": "model",
-            "created": self.created,
-            "owned_by": "forerun",
-            "drafter": self.drafter_name,
-        }
-
-    def check_name(self, asked: str | None) -> None:
-        check_name(asked, self.name)
-
-    def check_is_open(self) -> None:
-        if self.is_draining:
-            raise shutting_down()
-
-    def close(self, drain: bool = True) -> None:
-        """Once. A batch under way cannot be interrupted: without `drain` it is not waited for."""
-        self.is_draining = True
-        if not self._is_closed:
-            self._is_closed = True
-            self.engine.close(drain, timeout=None if drain else 1.0)
 
     def transcriber(self, settings: SpeechSettings) -> Transcriber:
         try:

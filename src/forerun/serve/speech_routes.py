@@ -67,7 +67,7 @@ def add_speech(app: FastAPI, service: SpeechService) -> None:
             if not isinstance(file, UploadFile):
                 raise refused("file", "must be a recording, sent as multipart/form-data")
             data = await file.read()
-        service.check_name(form.model)
+        service.card.check_name(form.model)
         with tempfile.TemporaryDirectory(prefix="forerun-") as folder:
             clip = await asyncio.to_thread(read_clip, data, Path(folder))
 
@@ -80,17 +80,6 @@ def add_speech(app: FastAPI, service: SpeechService) -> None:
     async def translations() -> Response:
         """Not offered."""
         raise ApiError(400, "translations are not offered here: use /v1/audio/transcriptions", code="not_offered")
-
-    @app.get("/v1/models")
-    async def models() -> dict[str, Any]:
-        """The one model there is."""
-        return {"object": "list", "data": [service.card]}
-
-    @app.get("/v1/models/{name:path}")
-    async def one_model(name: str) -> dict[str, Any]:
-        """The same by its name."""
-        service.check_name(name)
-        return service.card
 
 
 def _fields(sent: FormData) -> TranscriptionForm:

@@ -13,7 +13,7 @@ from forerun.serve.apart.garbage import leave_out
 from forerun.serve.apart.remote import RemoteBackend
 from forerun.serve.apart.wire import Beginning, Ready, Round, receive
 from forerun.serve.run import make_server
-from forerun.serve.service import Service
+from forerun.serve.text import TextService
 
 CANNOT_LISTEN, ENGINE_LOST, ENGINE_HANGS = 3, 4, 5
 """How it ends where its address cannot be had, and where the engine's process has gone without a word or hangs."""
@@ -33,7 +33,7 @@ def run(connection: socket.socket) -> int:
     (beginning,) = first.messages
     assert isinstance(beginning, Beginning)
     backend = RemoteBackend(connection, beginning.is_split)
-    service = Service(beginning.model, backend, beginning.settings)
+    service = TextService(beginning.model, backend, beginning.settings)
     server = make_server(service, beginning.address, lambda url: backend.send(Ready(url)), takes_signals=False)
     status = 0
 

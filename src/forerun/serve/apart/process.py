@@ -1,4 +1,4 @@
-"""The process that speaks HTTP, seen from the engine's, which starts it, ends it, and ends with it."""
+"""One of the two processes, seen from the other, which starts it, ends it, and ends with it."""
 
 from __future__ import annotations
 
@@ -6,42 +6,65 @@ import os
 import signal
 import socket
 import subprocess
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from types import FrameType
-from typing import Self
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Self
 
-from forerun.decoder import SpeculativeDecoder
 from forerun.errors import ServerError
 from forerun.processes import bound_command
-from forerun.serve.apart.front import CANNOT_LISTEN
-from forerun.serve.apart.garbage import leave_out
-from forerun.serve.apart.host import EngineHost, make_host
-from forerun.serve.apart.wire import Beginning
-from forerun.serve.model import ServedModel
-from forerun.serve.settings import AddressSettings, ServiceSettings
+
+if TYPE_CHECKING:
+    from forerun.decoder import SpeculativeDecoder
+    from forerun.serve.apart.remote import RemoteBackend
+    from forerun.serve.model import ServedModel
+
+    Load = Callable[[], tuple[SpeculativeDecoder, ServedModel]]
 
 GRACE = 20.0  # seconds that it is given to end, on a machine that may be busy
-AT_ONCE = 3.0  # where it was told to end at once
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
-class FrontProcess:
-    """Started before the model is loaded: what it imports takes as long. The block that holds it ends it."""
+class OtherProcess:
+    """Runs `python -m MODULE SOCKET` at once. The thread that makes one must live as long as this process."""
 
-    def __init__(self) -> None:
+    def __init__(self, module: str, **options: Any) -> None:
         self.connection, theirs = socket.socketpair()
         with theirs:
             descriptor = theirs.fileno()
             self._process = subprocess.Popen(
-                # If this process is killed, the other one must not keep the port.
-                bound_command(signal.SIGKILL, "forerun.serve.apart.front", [str(descriptor)]),
+                # If this process is killed, so is the other: it must not keep a port, or a device.
+                bound_command(signal.SIGKILL, module, [str(descriptor)]),
                 stdin=subprocess.DEVNULL,
                 pass_fds=(descriptor,),
-                env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},  # devices are the engine's
-                start_new_session=True,  # Ctrl-C is for this process, which passes on what it means
+                **options,
             )
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def wait(self) -> int:
+        """Its exit status, once it has seen that nobody is there."""
+        with suppress(subprocess.TimeoutExpired):
+            return self._process.wait(GRACE)
+        self.kill()
+        return self._process.wait()
+
+    def kill(self) -> None:
+        self._process.kill()
+
+
+class FrontProcess(OtherProcess):
+    """The one that speaks HTTP, started before the model is loaded: what it imports takes as long.
+
+    The block that holds it ends it.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(
+            "forerun.serve.apart.front",
+            env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},  # devices are the engine's
+            start_new_session=True,  # Ctrl-C is for this process, which passes on what it means
+        )
 
     def __enter__(self) -> Self:
         return self
@@ -52,66 +75,35 @@ class FrontProcess:
         self.close()
 
     def close(self) -> None:
-        """It ends when it sees that nobody is there."""
         with suppress(OSError):
             self.connection.shutdown(socket.SHUT_RDWR)  # a thread may still be reading, which keeps it open
         self.connection.close()
         self.wait()
 
-    def wait(self) -> int:
-        """Its exit status."""
-        with suppress(subprocess.TimeoutExpired):
-            return self._process.wait(GRACE)
-        self.kill()
-        return self._process.wait()
 
-    def kill(self) -> None:
-        self._process.kill()
+class EngineProcess(OtherProcess):
+    """The engine's: what it serves, and how to call it, is known when its model is loaded."""
 
+    def __init__(self, load: Load) -> None:
+        super().__init__("forerun.serve.apart.engine_main")
+        # The other process already imports what this import needs: a few seconds, which neither waits for the other.
+        from forerun.serve.apart.wire import pack
 
-def serve_apart(
-    front: FrontProcess,
-    decoder: SpeculativeDecoder,
-    model: ServedModel,
-    settings: ServiceSettings,
-    address: AddressSettings,
-    on_ready: Callable[[str], None],
-) -> bool:
-    """Serve until a signal comes; `on_ready` is given the address. False where the address could not be had."""
-    leave_out()
-    host = make_host(decoder, model, front.connection)
-    backend = host.backend
-    backend.on_lost = host.drain
-    with _passing_on(host, front):
-        host.run(Beginning(model, settings, address, backend.is_split), on_ready)
-    status = front.wait()
-    if status not in (0, CANNOT_LISTEN):
-        raise ServerError(f"the process that speaks HTTP has ended with status {status}: see what it said above")
-    if backend.ranks is not None:
-        backend.ranks.link.check()
-    return status == 0
+        with suppress(OSError):  # it has ended: whoever waits for it is told
+            self.connection.sendall(pack(load))
 
+    def loaded(self) -> tuple[ServedModel, RemoteBackend]:
+        """Wait until it is; errors of loading are raised here as they were there."""
+        from forerun.serve.apart.remote import RemoteBackend
+        from forerun.serve.apart.wire import Loaded, NotLoaded, receive
 
-@contextmanager
-def _passing_on(host: EngineHost, front: FrontProcess) -> Iterator[None]:
-    """The first signal lets requests under way end, the second does not."""
-    if threading.current_thread() is not threading.main_thread():  # signals belong to that one
-        yield
-        return
-    number = 0
-
-    def pass_on(signum: int, frame: FrameType | None) -> None:
-        nonlocal number
-        number += 1
-        host.drain(at_once=number > 1)
-        if number > 1:
-            killer = threading.Timer(AT_ONCE, front.kill)
-            killer.daemon = True
-            killer.start()
-
-    before = {each: signal.signal(each, pass_on) for each in SIGNALS}
-    try:
-        yield
-    finally:
-        for each, handler in before.items():
-            signal.signal(each, handler)
+        first = receive(self.connection)
+        if first is None:
+            status = self.wait()
+            raise ServerError(f"the engine's process has ended with status {status}: see what it said above")
+        (told,) = first.messages
+        if isinstance(told, NotLoaded):
+            self.wait()
+            raise told.error
+        assert isinstance(told, Loaded)
+        return told.model, RemoteBackend(self.connection, told.is_split)
