@@ -42,7 +42,7 @@ class Drafter(ABC):
     takes_predictions = False
     """Whether `predict` is of use to it: a request that predicts its text is refused by others."""
     parts: tuple[Drafter, ...] = ()
-    """The drafters it drafts with, where it combines others."""
+    """The drafters it drafts with, where it combines others. What it is told, by default they are told, too."""
 
     @property
     def unwrapped(self) -> Any:
@@ -63,19 +63,27 @@ class Drafter(ABC):
 
     def bind(self, target: Scorer, tokenizer: Any = None) -> None:
         """Called by the engine before any row, and again after the target's model was changed."""
+        for part in self.parts:
+            part.bind(target, tokenizer)
 
     def has_changed(self) -> bool:
         """Whether a model it drafts with was changed since `bind`."""
-        return False
+        return any(part.has_changed() for part in self.parts)
 
     def admit(self, row: int, prompt: Sequence[int]) -> None:
         """Row number `row` holds a new text from now on."""
+        for part in self.parts:
+            part.admit(row, prompt)
 
     def read(self, row: int, source: Source) -> None:
         """Follows `admit` behind an encoder-decoder target: what its encoder reads for the row."""
+        for part in self.parts:
+            part.read(row, source)
 
     def predict(self, row: int, prediction: Sequence[int], start: int) -> None:
         """Follows `admit`: what the request expects behind the first `start` tokens of the row; often nothing."""
+        for part in self.parts:
+            part.predict(row, prediction, start)
 
     def is_prediction(self, evidence: int) -> bool:
         """Whether drafts of this evidence class are copied from what a request predicts."""
@@ -83,6 +91,8 @@ class Drafter(ABC):
 
     def release(self, row: int) -> None:
         """The row has left."""
+        for part in self.parts:
+            part.release(row)
 
     @property
     def caches(self) -> tuple[KeyValueCache, ...]:
@@ -113,6 +123,8 @@ class Drafter(ABC):
 
         What is done here is not waited for; `propose` follows with the same texts or longer ones.
         """
+        for part in self.parts:
+            part.prepare(rows, histories)
 
     def num_draws(self, longest: int) -> int:
         """Uniforms a row needs in a round whose longest draft has `longest` tokens."""
@@ -149,29 +161,8 @@ class DrafterAround(Drafter):
     def rewind(self, rows: Sequence[int], lengths: Sequence[int]) -> None:
         self.inner.rewind(rows, lengths)
 
-    def bind(self, target: Scorer, tokenizer: Any = None) -> None:
-        self.inner.bind(target, tokenizer)
-
-    def has_changed(self) -> bool:
-        return self.inner.has_changed()
-
-    def admit(self, row: int, prompt: Sequence[int]) -> None:
-        self.inner.admit(row, prompt)
-
-    def read(self, row: int, source: Source) -> None:
-        self.inner.read(row, source)
-
-    def predict(self, row: int, prediction: Sequence[int], start: int) -> None:
-        self.inner.predict(row, prediction, start)
-
     def is_prediction(self, evidence: int) -> bool:
         return self.inner.is_prediction(evidence)
-
-    def release(self, row: int) -> None:
-        self.inner.release(row)
-
-    def prepare(self, rows: Sequence[int], histories: Sequence[Sequence[int]]) -> None:
-        self.inner.prepare(rows, histories)
 
     def num_draws(self, longest: int) -> int:
         return self.inner.num_draws(longest)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
 import torch
 from torch import Tensor
@@ -13,11 +13,10 @@ from torch import Tensor
 from forerun.drafters.base import Drafter, as_drafter
 from forerun.errors import InvalidArgument
 from forerun.math.laws import MixedLaw, PointMass, logits_at, logits_of
-from forerun.types import Draft, DraftContext, Law, Siblings, Source, TreeShape
+from forerun.types import Draft, DraftContext, Law, Siblings, TreeShape
 
 if TYPE_CHECKING:
     from forerun.drafters.device import DeviceDrafter
-    from forerun.models.scorer import Scorer
 
 # Each drafter has this many evidence classes of its own; higher ones count as its highest.
 CLASSES = 16
@@ -99,41 +98,14 @@ class Chain(Drafter):
         is_last = self._num_copying == len(self.parts) - 1
         return self.parts[-1].device_draft() if is_last and not self.makes_trees else None
 
-    def prepare(self, rows: Sequence[int], histories: Sequence[Sequence[int]]) -> None:
-        for drafter in self.parts:
-            drafter.prepare(rows, histories)
-
     def rewind(self, rows: Sequence[int], lengths: Sequence[int]) -> None:
         """Every drafter hears of it, those that were not asked too."""
         for drafter in self.parts:
             drafter.rewind(rows, lengths)
 
-    def bind(self, target: Scorer, tokenizer: Any = None) -> None:
-        for drafter in self.parts:
-            drafter.bind(target, tokenizer)
-
-    def has_changed(self) -> bool:
-        return any(drafter.has_changed() for drafter in self.parts)
-
-    def admit(self, row: int, prompt: Sequence[int]) -> None:
-        for drafter in self.parts:
-            drafter.admit(row, prompt)
-
-    def read(self, row: int, source: Source) -> None:
-        for drafter in self.parts:
-            drafter.read(row, source)
-
-    def predict(self, row: int, prediction: Sequence[int], start: int) -> None:
-        for drafter in self.parts:
-            drafter.predict(row, prediction, start)
-
     def is_prediction(self, evidence: int) -> bool:
         number, kind = divmod(evidence, CLASSES)
         return self.parts[number].is_prediction(kind)
-
-    def release(self, row: int) -> None:
-        for drafter in self.parts:
-            drafter.release(row)
 
 
 def _without(context: DraftContext, taken: Sequence[bool]) -> DraftContext:

@@ -70,7 +70,7 @@ class ServedModel:
             raise InvalidArgument(f"{name} is an encoder-decoder model, which is not served: use forerun generate")
         if tokenizer is None or not hasattr(tokenizer, "convert_ids_to_tokens"):
             raise InvalidArgument(f"{name} has no tokenizer of transformers, which serving text needs")
-        target, drafter = decoder.engine.target, decoder.engine.drafter
+        target, drafter = decoder.engine.target, decoder.engine.drafting.drafter
         limits = [limit for limit in (target.context_length, target.cache.num_tokens) if limit is not None]
         config = decoder.target.generation_config or GenerationConfig()
         return cls(
@@ -82,7 +82,7 @@ class ServedModel:
             target.vocab_size,
             min(limits, default=None),
             id_set(config.eos_token_id),
-            drafter is not None and bool(getattr(drafter, "takes_predictions", False)),
+            drafter is not None and drafter.takes_predictions,
         )
 
     @cached_property
