@@ -9,7 +9,7 @@ from functools import partial
 from benchmarks.attention.cases import SCALE, Case, Inputs
 from benchmarks.attention.results import Trial
 from forerun.kernels.attention.attend import attend_ragged
-from forerun.kernels.attention.shape import TUNING, Tuning, choose_shape
+from forerun.kernels.attention.shape import TUNING, AttentionTuning, choose_shape
 from forerun.math.attention import Form
 from forerun.measure.timing import replay_times
 
@@ -21,7 +21,7 @@ BLOCKS = (
 RESIDENTS = (1, 2, 4)
 
 
-def choices() -> Iterator[Tuning]:
+def choices() -> Iterator[AttentionTuning]:
     for block_bytes, stages, warps in BLOCKS:
         for resident in RESIDENTS:
             yield replace(TUNING, block_bytes=block_bytes, stages=stages, warps=warps, resident=resident)

@@ -24,7 +24,7 @@ from forerun.errors import InvalidArgument
 from forerun.loading.drafter_folder import DRAFT_VOCABULARY, DrafterManifest, describe_target, save_drafter
 from forerun.math.losses import TeacherLaw, parse_loss
 from forerun.train.head_loss import LossResult, Positions, chunked_loss
-from forerun.train.schedule import Schedule
+from forerun.train.schedule import TrainSchedule
 from forerun.train.writing import BACKENDS
 
 CHUNK = 8192  # positions whose logits exist at one time
@@ -188,7 +188,7 @@ def distil(
     optimizer = torch.optim.AdamW(
         trained, lr=options.learning_rate, weight_decay=0.02, betas=(0.9, 0.98), fused=trained[0].is_cuda
     )
-    schedule = Schedule(options.steps, options.seconds, options.warm_up)
+    schedule = TrainSchedule(options.steps, options.seconds, options.warm_up)
     generator = torch.Generator().manual_seed(options.seed)
     initial, step = time.perf_counter(), 0
     for batch in mixed_batches(parts, options.batch_size, generator, _end(distillation.target)):

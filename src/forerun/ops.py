@@ -33,8 +33,8 @@ from forerun.math import sample as sample_reference
 from forerun.math import skinny as skinny_reference
 from forerun.math import tree as tree_reference
 from forerun.math import verify as verify_reference
-from forerun.math.advance import DeviceRowState, Layout
-from forerun.math.attention import Form, Plan, Scale
+from forerun.math.advance import DeviceRowState, PassLayout
+from forerun.math.attention import AttentionPlan, Form, Scale
 from forerun.math.experts import ExpertWeights
 from forerun.math.latent import LatentHeads
 from forerun.math.ragged_attention import Reach
@@ -51,7 +51,7 @@ def attend(
     query: Tensor,  # [N, Hq, D]
     keys: Tensor,  # [R, Hk, C, D]
     values: Tensor,  # [R, Hk, C, Dv]
-    plan: Plan,
+    plan: AttentionPlan,
     scale: Scale,
 ) -> Tensor:  # [N, Hq, Dv]
     """Attention of each row's new tokens over that row's own keys; see `forerun.math.attention.attend`."""
@@ -62,7 +62,7 @@ def attend_across(
     query: Tensor,  # [N, Hq, D]
     keys: Tensor,  # [R, Hk, C, D]
     values: Tensor,  # [R, Hk, C, Dv]
-    plan: Plan,
+    plan: AttentionPlan,
     scale: Scale,
     use: Kernels = Kernels.AUTO,
 ) -> Tensor:  # [N, Hq, Dv]
@@ -454,7 +454,7 @@ def lay_out(
     limit: int,
     table: Tensor | None = None,
     use: Kernels | None = None,
-) -> Layout:
+) -> PassLayout:
     """Where new tokens of several passes go; see `forerun.math.advance.lay_out`."""
     if _on_gpu(slots, use):
         from forerun.kernels import advance as kernel

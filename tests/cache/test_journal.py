@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from forerun.cache.base import CacheFull, KeyValueCache
-from forerun.cache.journal import Journal, change
+from forerun.cache.journal import CacheJournal, change
 from forerun.cache.paged import PagedCache
 from forerun.cache.ragged import RaggedCache
 
@@ -97,6 +97,6 @@ def test_what_was_given_is_noted_not_what_became_of_it() -> None:
     assert ("begin", (0, (1, 2, 3)), {}) in journal.take()
 
 
-def _noted(cache: KeyValueCache) -> Journal:
-    cache.journal = Journal()
+def _noted(cache: KeyValueCache) -> CacheJournal:
+    cache.journal = CacheJournal()
     return cache.journal

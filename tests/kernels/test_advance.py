@@ -81,7 +81,7 @@ def test_lay_out(rows: int, count: int, number: int) -> None:
     past[0] = -1  # a row of one token, whose draft begins with two
     given = numbers(rows, 20, 1), past, count, number, 64, 50
     ours, theirs = kernel.lay_out(*given), reference.lay_out(*given)
-    for field in fields(reference.Layout):
+    for field in fields(reference.PassLayout):
         got, want = getattr(ours, field.name), getattr(theirs, field.name)
         assert torch.equal(got, want) and got.dtype is want.dtype, field.name
     assert theirs.positions.min() == 0 and theirs.addresses[0, 0] == (given[0][0] + 1) * 64 - 1, "its own last place"
@@ -99,7 +99,7 @@ def test_lay_out_in_blocks(rows: int, count: int, number: int, before: int) -> N
     slots, table = numbers(rows, 20, 1), table.to(DEVICE)
     given = slots, past, count, number, size, 50, table
     ours, theirs = kernel.lay_out(*given), reference.lay_out(*given)
-    for field in fields(reference.Layout):
+    for field in fields(reference.PassLayout):
         got, want = getattr(ours, field.name), getattr(theirs, field.name)
         assert torch.equal(got, want) and got.dtype is want.dtype, field.name
     places = past[:, None] + torch.arange(count, device=DEVICE)

@@ -11,7 +11,7 @@ from torch import Tensor
 from forerun.config import SamplingParams
 from forerun.errors import InvalidArgument
 from forerun.math.laws import LogitLaw
-from forerun.math.losses import LOSSES, RECIPES, Estimate, TeacherLaw, closed_form, overlap, parse_loss
+from forerun.math.losses import LOSSES, RECIPES, DraftEstimate, TeacherLaw, closed_form, overlap, parse_loss
 from forerun.math.theory import acceptance
 from forerun.math.verify import count_accepted
 from forerun.types import LawParams
@@ -39,7 +39,7 @@ def test_gradients_match_finite_differences(name: str, tokens: Tensor | None) ->
     loss = parse_loss(name)
 
     def value(logits: Tensor, state: Tensor) -> Tensor:
-        return loss(Estimate(law, logits, state, feature))
+        return loss(DraftEstimate(law, logits, state, feature))
 
     assert torch.autograd.gradcheck(value, (q.requires_grad_(), hidden.requires_grad_()), atol=1e-6)
 
@@ -47,13 +47,13 @@ def test_gradients_match_finite_differences(name: str, tokens: Tensor | None) ->
 @pytest.mark.parametrize("name", list(LOSSES))
 def test_a_perfect_draft_costs_nothing(name: str) -> None:
     logits, hidden = torch.randn(N, V), torch.randn(N, H)
-    cost = LOSSES[name](Estimate(teacher(logits), logits + 3, hidden, hidden))
+    cost = LOSSES[name](DraftEstimate(teacher(logits), logits + 3, hidden, hidden))
     torch.testing.assert_close(cost, torch.zeros(N), atol=1e-6, rtol=0)
 
 
 def test_known_values() -> None:
     p, q = torch.tensor([[0.5, 0.3, 0.2]]), torch.tensor([[0.2, 0.3, 0.5]])
-    given = Estimate(teacher(p.log()), q.log(), torch.tensor([[0.5, 3.0]]), torch.zeros(1, 2))
+    given = DraftEstimate(teacher(p.log()), q.log(), torch.tensor([[0.5, 3.0]]), torch.zeros(1, 2))
     assert LOSSES["tv"](given).item() == pytest.approx(0.3)
     assert LOSSES["kl"](given).item() == pytest.approx(0.5 * math.log(2.5) + 0.2 * math.log(0.4), rel=1e-5)
     assert LOSSES["reverse_kl"](given).item() == pytest.approx(0.2 * math.log(0.4) + 0.5 * math.log(2.5), rel=1e-5)
@@ -65,7 +65,7 @@ def test_known_values() -> None:
 def test_total_variation_is_the_rate_of_rejection() -> None:
     """Averaged over a grid of uniforms and all drafted tokens, the rule itself rejects as often as the loss says."""
     law, q, hidden, _ = case()
-    loss = LOSSES["tv"](Estimate(law, q, hidden, None))
+    loss = LOSSES["tv"](DraftEstimate(law, q, hidden, None))
     params = LawParams.stack([SamplingParams(temperature=1.0)] * N)
     drafted = LogitLaw.dense(q[:, None], params).at(torch.zeros(N, dtype=torch.long))
     grid = (torch.arange(4000, dtype=torch.float64) + 0.5) / 4000
@@ -85,7 +85,7 @@ def test_mass_the_draft_cannot_reach_is_always_rejected() -> None:
     logits = torch.randn(N, V, dtype=torch.float64)
     law = teacher(logits, tokens)
     torch.testing.assert_close(law.elsewhere, 1 - logits.softmax(-1)[:, tokens].sum(-1))
-    best = Estimate(law, logits[:, tokens], torch.zeros(N, H), None)
+    best = DraftEstimate(law, logits[:, tokens], torch.zeros(N, H), None)
     torch.testing.assert_close(LOSSES["tv"](best), law.elsewhere)  # the narrowed law is the best one can do
     torch.testing.assert_close(LOSSES["kl"](best), torch.zeros(N, dtype=torch.float64), atol=1e-12, rtol=0)
 
@@ -95,7 +95,7 @@ def test_mass_the_draft_cannot_reach_is_always_rejected() -> None:
 def test_extreme_logits_stay_finite(name: str, dtype: torch.dtype) -> None:
     logits = torch.tensor([[300.0, -300.0, 0.0], [-300.0, 300.0, 0.0]], dtype=dtype).requires_grad_()
     law = teacher(torch.tensor([[-500.0, 500.0, 0.0], [0.0, 0.0, 0.0]]))
-    cost = LOSSES[name](Estimate(law, logits, torch.zeros(2, H), None))
+    cost = LOSSES[name](DraftEstimate(law, logits, torch.zeros(2, H), None))
     cost.sum().backward()
     assert cost.dtype == torch.float32
     assert bool(cost.isfinite().all())
@@ -131,9 +131,9 @@ def test_what_is_no_mixture_is_refused(text: str) -> None:
 def test_hidden_states_must_be_there_and_fit() -> None:
     law, q, hidden, feature = case()
     with pytest.raises(InvalidArgument, match="none of the target"):
-        LOSSES["smooth_l1"](Estimate(law, q, hidden, None))
+        LOSSES["smooth_l1"](DraftEstimate(law, q, hidden, None))
     with pytest.raises(InvalidArgument, match="one width"):
-        LOSSES["smooth_l1"](Estimate(law, q, hidden[:, :2], feature))
+        LOSSES["smooth_l1"](DraftEstimate(law, q, hidden[:, :2], feature))
 
 
 @pytest.mark.parametrize("text", ["kl", "tv", "tv+kl", "0.3*kl+2*tv"])
@@ -145,7 +145,7 @@ def test_closed_forms_are_what_autograd_gives(text: str) -> None:
     logits = torch.randn(6, 30, dtype=torch.float64, requires_grad=True)
     law = TeacherLaw.from_logits(target[:, :30], torch.logsumexp(target, dim=-1))
     mixture = parse_loss(text)
-    values = mixture(Estimate(law, logits, logits, None))
+    values = mixture(DraftEstimate(law, logits, logits, None))
     (want,) = torch.autograd.grad(values.sum(), logits)
     got = closed_form(mixture.terms, law, law.log_p.exp(), logits.detach())
     torch.testing.assert_close(got[0], values.detach())

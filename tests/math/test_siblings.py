@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from forerun.math import siblings
-from forerun.math.siblings import Choice, k_seq, k_seq_ratio, top, with_replacement, without_replacement
+from forerun.math.siblings import SiblingChoice, k_seq, k_seq_ratio, top, with_replacement, without_replacement
 from support.bisection import bisect
 
 TOLERANCE = 1e-12
 ALMOST_ONE = 1 - 2.0**-53
-Way = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Choice]
+Way = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], SiblingChoice]
 
 
 def laws(vocab: int, seed: int) -> tuple[Tensor, Tensor]:
@@ -160,21 +160,23 @@ def test_the_ratio_of_k_seq_is_the_smallest_that_leaves_a_law() -> None:
 # Deliberately broken ways, which the check above has to reject.
 
 
-def refusals_leave_p(p: Tensor, q: Tensor, candidates: Tensor, accept: Tensor, final: Tensor) -> Choice:
+def refusals_leave_p(p: Tensor, q: Tensor, candidates: Tensor, accept: Tensor, final: Tensor) -> SiblingChoice:
     choice = without_replacement(p, q, candidates, accept, final)
-    return Choice(choice.kept, torch.where(choice.kept < 0, top(p, candidates, final).token, choice.token))
+    return SiblingChoice(choice.kept, torch.where(choice.kept < 0, top(p, candidates, final).token, choice.token))
 
 
-def judged_by_the_whole_of_q(p: Tensor, q: Tensor, candidates: Tensor, accept: Tensor, final: Tensor) -> Choice:
+def judged_by_the_whole_of_q(p: Tensor, q: Tensor, candidates: Tensor, accept: Tensor, final: Tensor) -> SiblingChoice:
     """Drawn without replacement, judged as if they had been put back."""
     return with_replacement(p, q, candidates, accept, final)
 
 
-def judged_without_putting_back(p: Tensor, q: Tensor, candidates: Tensor, accept: Tensor, final: Tensor) -> Choice:
+def judged_without_putting_back(
+    p: Tensor, q: Tensor, candidates: Tensor, accept: Tensor, final: Tensor
+) -> SiblingChoice:
     return without_replacement(p, q, candidates, accept, final)
 
 
-def ratio_one(p: Tensor, q: Tensor, candidates: Tensor, accept: Tensor, final: Tensor) -> Choice:
+def ratio_one(p: Tensor, q: Tensor, candidates: Tensor, accept: Tensor, final: Tensor) -> SiblingChoice:
     kept = k_seq_ratio
 
     siblings.k_seq_ratio = lambda p, q, count: torch.ones_like(p[:, 0])

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from forerun.config import SamplingParams
 from forerun.drafters import growth
-from forerun.drafters.growth import Growth, Node, grow_tree
+from forerun.drafters.growth import Growth, TreeNode, grow_tree
 from forerun.math import siblings
 from forerun.math.laws import LogitLaw, PointMass
 from forerun.math.tree import ancestors, lineage, tree_rule, verify_tree
@@ -239,7 +239,7 @@ def test_control_a_shape_that_looks_at_the_token_it_keeps(monkeypatch: MonkeyPat
         for token, share in zip(tokens, shares, strict=True):
             if share > 0:
                 own = worth * float(pair.draft[depth, last, token])
-                nodes.append(Node(node, token, own, depth + 1, law))
+                nodes.append(TreeNode(node, token, own, depth + 1, law))
 
     monkeypatch.setattr(Growth, "_append", append)
     assert error(pair, all_trees(pair, monkeypatch, 2, 2, 3), 3) > 1e-3

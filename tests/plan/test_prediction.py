@@ -13,7 +13,7 @@ from forerun.math.theory import expected_tokens, walltime_factor
 from forerun.measure.progress import Silent
 from forerun.plan.check import LengthRun, compare_with_runs, lengths_to_run, run_lengths
 from forerun.plan.costs import measure_costs
-from forerun.plan.predict import Prediction, best, predict
+from forerun.plan.predict import LengthPrediction, best, predict
 from forerun.plan.report import verdicts
 from forerun.plan.results import DrafterPlan, PlanResults, advise
 from forerun.plan.rounds import prompt_batches
@@ -112,7 +112,7 @@ class Deceived:
         self.name, self.cheap = honest.name, honest
         self.dear = replace(honest, per_draft=honest.per_draft * factor)
 
-    def predictions(self) -> list[Prediction]:
+    def predictions(self) -> list[LengthPrediction]:
         from forerun.plan.acceptance import measure_acceptance
 
         batches = prompt_batches(prompts(12), 1, 400, 9, 0.0, 0)

@@ -31,7 +31,6 @@ from forerun.serve.apart.remote import RemoteBackend, RemoteStream
 from forerun.serve.apart.wire import (
     SCORED_TOKENS,
     Abort,
-    Answer,
     Beginning,
     ComeAround,
     Drain,
@@ -39,8 +38,9 @@ from forerun.serve.apart.wire import (
     Failed,
     Frames,
     Look,
-    Round,
-    Score,
+    Reply,
+    RoundMessage,
+    ScorePrompt,
     Submit,
     pack,
     pack_scored,
@@ -64,7 +64,7 @@ ENDED = Ended(0, FinishReason.LENGTH, None, Stats(rounds=1), None)
 
 
 def test_messages_are_the_same_however_their_bytes_come() -> None:
-    sent = [Submit(3, REQUEST, "grammar"), Round([GAIN], [ENDED]), Failed(1, 400, "no", "n", None, 2)]
+    sent = [Submit(3, REQUEST, "grammar"), RoundMessage([GAIN], [ENDED]), Failed(1, 400, "no", "n", None, 2)]
     data = b"".join(map(pack, sent))
     for size in (1, 7, len(data)):
         frames = Frames()
@@ -105,14 +105,14 @@ def test_what_came_together_is_read_together_and_the_end_comes_last() -> None:
     async def play(backend: RemoteBackend, engine: socket.socket) -> None:
         stream = backend.submit(REQUEST)
         assert await heard(engine) == Submit(0, REQUEST)
-        engine.sendall(pack(Round([GAIN], [])) + pack(Round([GAIN, (7, (1,), b"\0", ())], [ENDED])))
+        engine.sendall(pack(RoundMessage([GAIN], [])) + pack(RoundMessage([GAIN, (7, (1,), b"\0", ())], [ENDED])))
         first, second = await told_once(stream)
         assert first.tokens == (8, 9, 10) and second.origins == [Origin.ACCEPTED, Origin.ACCEPTED, Origin.BONUS]
         assert await told_once(stream) == [] and await stream.finished() == ENDED
         stream.close()
         looked = asyncio.create_task(backend.look())
         assert await heard(engine) == Look(1), "a stream that has ended is not aborted"
-        engine.sendall(pack(Round([], [Answer(1, State(True, 4, 0.5))])))
+        engine.sendall(pack(RoundMessage([], [Reply(1, State(True, 4, 0.5))])))
         assert (await looked).num_preempted == backend.state.num_preempted == 4
 
     played(play)
@@ -126,9 +126,9 @@ def test_others_go_on_while_log_probabilities_of_a_long_prompt_are_read() -> Non
     async def play(backend: RemoteBackend, engine: socket.socket) -> None:
         asking = asyncio.create_task(backend.prompt_logprobs((5,) * number, 1))
         asked = await heard(engine)
-        assert asked == Score(0, (5,) * number, 1)
+        assert asked == ScorePrompt(0, (5,) * number, 1)
         turns = 0
-        backend.data_received(pack(Round([], [Answer(0, pack_scored(found))])))
+        backend.data_received(pack(RoundMessage([], [Reply(0, pack_scored(found))])))
         while not asking.done():
             turns += 1
             await asyncio.sleep(0)
@@ -143,7 +143,7 @@ def test_tokens_that_are_held_back_come_without_a_further_round(monkeypatch: pyt
     async def play(backend: RemoteBackend, engine: socket.socket) -> None:
         stream, loop = backend.submit(REQUEST), asyncio.get_running_loop()
         for _ in range(2):
-            engine.sendall(pack(Round([GAIN], [])))
+            engine.sendall(pack(RoundMessage([GAIN], [])))
             began = loop.time()
             assert len(await told_once(stream)) == 1
         assert 0.1 < loop.time() - began < 5, "the first at once, the second a fifth of a second later"
@@ -161,11 +161,11 @@ def test_whoever_has_read_nothing_is_told_first() -> None:
         streams = [backend.submit(REQUEST) for _ in range(4)]
         readers = [asyncio.create_task(reader(stream)) for stream in streams]
         for gainers in ((0, 1), (0, 1, 2, 3)):
-            engine.sendall(pack(Round([(number, *GAIN[1:]) for number in gainers], [])))
+            engine.sendall(pack(RoundMessage([(number, *GAIN[1:]) for number in gainers], [])))
             while len(read) < 2 + 4 * (len(gainers) == 4):
                 await asyncio.sleep(0.01)
         assert read == [0, 1, 2, 3, 0, 1]
-        engine.sendall(pack(Round([], [replace(ENDED, number=number) for number in range(4)])))
+        engine.sendall(pack(RoundMessage([], [replace(ENDED, number=number) for number in range(4)])))
         await asyncio.gather(*readers)
 
     played(play)
@@ -191,7 +191,7 @@ def test_others_get_a_turn_while_many_are_told(monkeypatch: pytest.MonkeyPatch) 
         streams = [backend.submit(REQUEST) for _ in range(6)]
         readers = [asyncio.create_task(reader(stream)) for stream in streams]
         await asyncio.sleep(0)
-        engine.sendall(pack(Round([(number, *GAIN[1:]) for number in range(6)], [])))
+        engine.sendall(pack(RoundMessage([(number, *GAIN[1:]) for number in range(6)], [])))
         await asyncio.gather(*readers)
         loop.remove_reader(ours)
         ours.close()
@@ -209,7 +209,7 @@ def test_a_listener_that_fails_fails_alone() -> None:
         failing, other = backend.submit(REQUEST), backend.submit(REQUEST)
         both = asyncio.gather(failing.listen(fail), told_once(other), return_exceptions=True)
         await asyncio.sleep(0)
-        engine.sendall(pack(Round([GAIN, (1, *GAIN[1:])], [])))
+        engine.sendall(pack(RoundMessage([GAIN, (1, *GAIN[1:])], [])))
         failed, told = await both
         assert isinstance(failed, RuntimeError) and len(told) == 1 and backend.state.is_alive
 
@@ -249,7 +249,7 @@ def test_an_engine_of_several_processes_that_hangs_is_given_up(monkeypatch: pyte
             look = await heard(engine)
             assert isinstance(look, Look)
             await asyncio.sleep(0.05)
-            engine.sendall(pack(Round([], [Answer(look.number, State(is_alive=True))])))
+            engine.sendall(pack(RoundMessage([], [Reply(look.number, State(is_alive=True))])))
         assert not lost.is_set()
         with pytest.raises(ApiError, match="the engine hangs: restart the server"):
             await told_once(waiting)
@@ -326,7 +326,7 @@ def test_who_leaves_while_a_grammar_is_compiled_is_not_decoded_for(monkeypatch: 
         for number, grammar in enumerate((LLMatcher.grammar_from_regex("a+"),) * 2 + ("nonsense",)):
             connection.sendall(pack(Submit(number, REQUEST, grammar)))
         connection.sendall(pack(Abort(0)) + pack(Look(3)))
-        assert isinstance(told(connection, 1)[3], Answer)
+        assert isinstance(told(connection, 1)[3], Reply)
         go.set()
         left, decoded, refused = (each for _, each in sorted(told(connection, 3).items()))
         assert isinstance(left, Failed) and isinstance(decoded, Ended) and refused.status == 400

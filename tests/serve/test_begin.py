@@ -14,7 +14,7 @@ from forerun.engine import FinishReason, Request, Stats
 from forerun.engine.row import TokenLogprob
 from forerun.errors import EngineClosed
 from forerun.serve.apart.wire import Ended
-from forerun.serve.backend import Backend, Ending, Hear, State, TokenStream
+from forerun.serve.backend import Backend, Hear, SequenceEnding, State, TokenStream
 from forerun.serve.errors import ApiError
 from forerun.serve.model import ServedModel
 from forerun.serve.settings import ServiceSettings
@@ -35,7 +35,7 @@ class Silent:
     async def listen(self, hear: Hear) -> None:
         await self.over.wait()
 
-    async def finished(self) -> Ending:
+    async def finished(self) -> SequenceEnding:
         await self.over.wait()
         return Ended(0, FinishReason.LENGTH, None, Stats(), None)
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from forerun.engine import Request, Stats
-from forerun.serve.answer_text import Piece
-from forerun.serve.formats import ChatFormat, CompletionFormat, Format, usage
+from forerun.serve.answer_text import TextPiece
+from forerun.serve.formats import AnswerFormat, ChatFormat, CompletionFormat, usage
 from forerun.serve.model import ServedModel
 from forerun.serve.text import Choice, Gain
 from support.folders import VOCAB, byte_tokenizer
@@ -29,10 +29,10 @@ def parsed(event: bytes) -> Any:
 
 @pytest.mark.parametrize("told", ({}, {"logprobs": True}, {"origins": True}), ids=("text", "logprobs", "origins"))
 @pytest.mark.parametrize("kind", (ChatFormat, CompletionFormat))
-def test_chunks_are_what_their_parts_say(kind: type[Format], told: dict[str, bool]) -> None:
+def test_chunks_are_what_their_parts_say(kind: type[AnswerFormat], told: dict[str, bool]) -> None:
     for place, text in enumerate(TEXTS):
         for reason in (None, "stop"):
-            choice, pieces = Choice(place, REQUEST), [Piece(text[:3], 5, "plain"), Piece(text[3:], 6, "plain")]
+            choice, pieces = Choice(place, REQUEST), [TextPiece(text[:3], 5, "plain"), TextPiece(text[3:], 6, "plain")]
             form = kind(MODEL, **{"logprobs": False, "origins": False, **told})
             news = form.news(Gain(choice, pieces, reason))
             assert news is not None
@@ -44,7 +44,7 @@ def test_chunks_are_what_their_parts_say(kind: type[Format], told: dict[str, boo
 
 
 @pytest.mark.parametrize("kind", (ChatFormat, CompletionFormat))
-def test_chunks_around_the_text(kind: type[Format]) -> None:
+def test_chunks_around_the_text(kind: type[AnswerFormat]) -> None:
     form = kind(MODEL, logprobs=False, origins=False)
     assert form.news(Gain(Choice(0, REQUEST), [], None)) is None, "in the middle of a character"
     assert parsed(form.chunk())["choices"] == [] and "usage" not in parsed(form.chunk())

@@ -14,7 +14,7 @@ import pytest
 
 from forerun.errors import EngineClosed
 from forerun.serve import echo
-from forerun.serve.answer_text import Piece
+from forerun.serve.answer_text import TextPiece
 from forerun.serve.backend import LocalBackend
 from forerun.serve.prompt_logprobs import prompt_logprobs
 from serve.events import events
@@ -141,9 +141,9 @@ def test_pieces_of_a_long_prompt_are_made_beside_the_loop(
     """So many at once took the event loop from everybody else for as long."""
     threads = set()
 
-    def noted(*fields: Any) -> Piece:
+    def noted(*fields: Any) -> TextPiece:
         threads.add(threading.get_ident())
-        return Piece(*fields)
+        return TextPiece(*fields)
 
     monkeypatch.setattr(echo, "Piece", noted)
     prompt = tuple(byte_tokenizer()("x" * size).input_ids)

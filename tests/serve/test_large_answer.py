@@ -11,8 +11,8 @@ import pytest
 
 from forerun.engine import Request
 from forerun.engine.row import TokenLogprob
-from forerun.serve.answer_text import Piece
-from forerun.serve.formats import LEAST_LOGPROB, ChatFormat, CompletionFormat, Format
+from forerun.serve.answer_text import TextPiece
+from forerun.serve.formats import LEAST_LOGPROB, AnswerFormat, ChatFormat, CompletionFormat
 from forerun.serve.model import ServedModel
 from forerun.serve.text import Choice
 from serve.events import events
@@ -38,13 +38,15 @@ def choices(number: int, tokens: int) -> list[Choice]:
             )
             for place in range(tokens)
         ]
-        pieces = [Piece("海" if place % 3 else "a", entry.token, "plain", entry) for place, entry in enumerate(entries)]
+        pieces = [
+            TextPiece("海" if place % 3 else "a", entry.token, "plain", entry) for place, entry in enumerate(entries)
+        ]
         made.append(Choice(index, REQUEST, tokens, pieces, "length"))
     return made
 
 
 @pytest.mark.parametrize("kind", (ChatFormat, CompletionFormat))
-def test_what_is_written_is_the_answer(kind: type[Format]) -> None:
+def test_what_is_written_is_the_answer(kind: type[AnswerFormat]) -> None:
     """By the standard library, of the same choices; very unlikely tokens have the least number there is."""
     made, form = choices(2, 300), kind(model(), logprobs=True, origins=True)
     told = json.loads(form.whole(made, {"prompt_tokens": 3}))
@@ -72,7 +74,7 @@ def test_what_is_written_is_the_answer(kind: type[Format]) -> None:
 
 @pytest.mark.quick("CompletionFormat-12000")
 @pytest.mark.parametrize(("kind", "tokens"), ((ChatFormat, 3000), (CompletionFormat, 12000)))
-def test_others_go_on_meanwhile(kind: type[Format], tokens: int) -> None:
+def test_others_go_on_meanwhile(kind: type[AnswerFormat], tokens: int) -> None:
     """Once of some times, as with large bodies. So many tokens take `json.dumps` three times as long as others wait."""
     made, form = choices(1, tokens), kind(model(), logprobs=True, origins=False)
     with switching():

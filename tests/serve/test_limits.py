@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from forerun.serve import app, translate
-from forerun.serve.admission import Admission
+from forerun.serve.admission import RequestAdmission
 from forerun.serve.errors import ApiError
 from forerun.serve.schemas import ChatBody, CompletionBody
 from serve.events import events
@@ -312,7 +312,7 @@ def test_requests_under_way_end_while_new_ones_are_refused() -> None:
 
 def test_a_queue_is_first_come_first_served() -> None:
     async def play() -> None:
-        admission = Admission(max_rows=2, max_queued=3, max_queued_tokens=100)
+        admission = RequestAdmission(max_rows=2, max_queued=3, max_queued_tokens=100)
         first = admission.enter([10, 10, 10])
         assert [place.is_running for place in first] == [True, True, False]
         second = admission.enter([40])
@@ -337,7 +337,7 @@ def test_leaving_a_long_queue_takes_no_longer_for_each(order: int) -> None:
     """The event loop does it: with a search for each place, so many took seconds."""
 
     async def play() -> float:
-        places = Admission(max_rows=1, max_queued=2**14, max_queued_tokens=2**14).enter([1] * 2**14)
+        places = RequestAdmission(max_rows=1, max_queued=2**14, max_queued_tokens=2**14).enter([1] * 2**14)
         started = time.process_time()
         for place in places[::order]:
             place.leave()

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from forerun import PromptLookup, SpeculativeDecoder
-from forerun.serve.answer_text import Piece
+from forerun.serve.answer_text import TextPiece
 from forerun.serve.call_formats import FORMATS, CallFormat, Tools, find_format
 from forerun.serve.call_reader import CallReader
 from forerun.serve.schemas import Function
@@ -184,7 +184,7 @@ def test_calls_are_read_however_the_text_is_cut(template: str, marks: bool) -> N
     form = find_format(tokenizer)
     assert form is not None
     pieces = [
-        Piece("" if token >= VOCAB and "[" in MARKS[token - VOCAB] else tokenizer.decode([token]), token, "plain")
+        TextPiece("" if token >= VOCAB and "[" in MARKS[token - VOCAB] else tokenizer.decode([token]), token, "plain")
         for token in tokenizer(TEXTS[template]).input_ids
     ]
     for _ in range(5):
@@ -202,10 +202,10 @@ def test_calls_are_read_however_the_text_is_cut(template: str, marks: bool) -> N
 def test_text_that_only_looks_like_a_call_is_text() -> None:
     for form, text in ((FORMATS[0], "a <tool_cal"), (FORMATS[-1], 'no {"name": "weather"')):
         reader = CallReader(tools_of(form, marks=False))
-        parts = [reader.push([Piece(char, 5, "plain")]).content for char in text]
+        parts = [reader.push([TextPiece(char, 5, "plain")]).content for char in text]
         assert "".join(parts) + reader.finish().content == text and not reader.calls
     reader = CallReader(tools_of(FORMATS[0], marks=False))
-    reader.push([Piece('<tool_call>\n{"name": "weather", "arguments": {"pl', 5, "plain")])
+    reader.push([TextPiece('<tool_call>\n{"name": "weather", "arguments": {"pl', 5, "plain")])
     assert reader.calls[0].name == "weather" and not reader.has_called, "it was cut in the middle"
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from forerun.math.losses import Estimate, parse_loss
+from forerun.math.losses import DraftEstimate, parse_loss
 from forerun.train.head_loss import LossResult, Positions, SharedHead, chunked_loss
 
 S, M, H, V = 3, 13, 8, 21
@@ -37,7 +37,7 @@ def test_chunks_agree_with_the_whole(own: bool, chunk: int) -> None:
     law = head.law(features)
     matrix = head.weight.detach().requires_grad_()
     logits = hidden @ matrix.T
-    values = torch.stack([loss(Estimate(law, logits[s], hidden[s], features)) for s in range(S)])
+    values = torch.stack([loss(DraftEstimate(law, logits[s], hidden[s], features)) for s in range(S)])
     whole = (values * weights).sum() / weights.sum()
     (3 * whole).backward()
     torch.testing.assert_close(found.loss, whole)

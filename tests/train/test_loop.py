@@ -20,7 +20,7 @@ from forerun.loading.drafter_folder import load_drafter
 from forerun.math.losses import TeacherLaw
 from forerun.train import loop, run_folder
 from forerun.train.head_loss import SharedHead
-from forerun.train.loop import Diverged, Progress, Trained, train_draft
+from forerun.train.loop import Diverged, Trained, TrainProgress, train_draft
 from forerun.train.options import TrainOptions
 from forerun.train.shards import Manifest, Shards, ShardWriter, TrainingText
 from forerun.train.train_log import read_log
@@ -101,7 +101,7 @@ def test_a_killed_run_resumes_to_the_same_bits(
     options = small(steps=14, draft_vocabulary=20, log_every=1, checkpoint_every=3, **KINDS[kind], **rollouts)
     run(target, data, tmp_path / "whole", options)
 
-    def kill(progress: Progress) -> None:
+    def kill(progress: TrainProgress) -> None:
         if progress.step == stop:
             raise Killed
 

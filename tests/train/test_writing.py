@@ -20,11 +20,11 @@ from forerun.train import writing
 from forerun.train.options import WritingSettings
 from forerun.train.shards import Manifest, Shards, ShardWriter
 from forerun.train.writing import (
-    Ending,
     Item,
-    Limits,
     Tally,
     WideScorer,
+    WritingEnd,
+    WritingLimits,
     items_of,
     temperature_of,
     wide_engine,
@@ -55,12 +55,12 @@ def written(folder: Path) -> list[list[int]]:
     return sorted(sequence.tokens.tolist() for sequence in Shards(folder))
 
 
-def run(folder: Path, limits: Limits | None = None, items: list[Item] = ITEMS, **changes: Any) -> Tally:
+def run(folder: Path, limits: WritingLimits | None = None, items: list[Item] = ITEMS, **changes: Any) -> Tally:
     budget = changes.pop("disk_budget", None)
     clock = changes.pop("clock", lambda: 0.0)
     out = writer(folder, disk_budget=budget, shard_tokens=60)
     return write_shards(
-        wide_engine(tiny_model("llama")), items, out, settings(**changes), limits or Limits(), clock=clock
+        wide_engine(tiny_model("llama")), items, out, settings(**changes), limits or WritingLimits(), clock=clock
     )
 
 
@@ -148,7 +148,7 @@ def test_everything_is_written(tmp_path: Path) -> None:
     tally = run(tmp_path)
     found = texts()
     assert written(tmp_path) == sorted([*item.prompt, *found[item.number]] for item in ITEMS)
-    assert tally.ending is Ending.DONE
+    assert tally.ending is WritingEnd.DONE
     assert (tally.sequences, tally.new_tokens) == (9, 9 * 12)
     assert tally.tokens == Shards(tmp_path).num_tokens
     assert sum(tally.by_temperature.values()) == 9
@@ -158,8 +158,8 @@ def test_everything_is_written(tmp_path: Path) -> None:
 
 def test_a_stopped_run_goes_on_to_the_same_texts(tmp_path: Path) -> None:
     run(tmp_path / "whole")
-    first = run(tmp_path / "parts", Limits(tokens=60))
-    assert first.ending is Ending.TOKENS and 0 < first.sequences < 9
+    first = run(tmp_path / "parts", WritingLimits(tokens=60))
+    assert first.ending is WritingEnd.TOKENS and 0 < first.sequences < 9
     second = run(tmp_path / "parts", batch_size=7)
     assert first.sequences + second.sequences == 9
     assert written(tmp_path / "parts") == written(tmp_path / "whole")
@@ -169,7 +169,7 @@ def test_a_stopped_run_goes_on_to_the_same_texts(tmp_path: Path) -> None:
 def test_a_killed_run_keeps_its_finished_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = writer(tmp_path, shard_tokens=60)
     monkeypatch.setattr(out, "flush", lambda flush=out.flush: flush() if out._pending_tokens >= 60 else None)
-    write_shards(wide_engine(tiny_model("llama")), ITEMS, out, settings(), Limits())  # its last shard never came
+    write_shards(wide_engine(tiny_model("llama")), ITEMS, out, settings(), WritingLimits())  # its last shard never came
     kept = Shards(tmp_path).num_sequences
     assert 0 < kept < 9
     assert run(tmp_path).sequences == 9 - kept
@@ -177,16 +177,16 @@ def test_a_killed_run_keeps_its_finished_shards(tmp_path: Path, monkeypatch: pyt
 
 def test_time_and_interrupts_end_a_run(tmp_path: Path) -> None:
     ticks = iter(range(1000))
-    late = run(tmp_path / "late", Limits(seconds=3), clock=lambda: float(next(ticks)), temperatures=(0.0,))
-    assert late.ending is Ending.TIME
-    stopped = run(tmp_path / "stopped", Limits(interrupted=lambda: True))
-    assert stopped.ending is Ending.INTERRUPTED
+    late = run(tmp_path / "late", WritingLimits(seconds=3), clock=lambda: float(next(ticks)), temperatures=(0.0,))
+    assert late.ending is WritingEnd.TIME
+    stopped = run(tmp_path / "stopped", WritingLimits(interrupted=lambda: True))
+    assert stopped.ending is WritingEnd.INTERRUPTED
 
 
 def test_the_disk_budget_ends_a_run(tmp_path: Path) -> None:
     tally = run(tmp_path, disk_budget=3000)
     size = sum(path.stat().st_size for path in tmp_path.glob("shard-*"))
-    assert tally.ending is Ending.DISK
+    assert tally.ending is WritingEnd.DISK
     assert 0 < size <= 3000
     assert 0 < Shards(tmp_path).num_sequences < 9
 
@@ -213,7 +213,7 @@ def test_texts_that_end_by_themselves_are_counted_and_keep_their_end(tmp_path: P
 def test_rows_with_broken_logits_are_counted_and_left_out(tmp_path: Path) -> None:
     model = copy.deepcopy(tiny_model("llama"))
     model.get_input_embeddings().weight.data[ITEMS[2].prompt[0]] = torch.nan
-    tally = write_shards(wide_engine(model), ITEMS, writer(tmp_path), settings(temperatures=(0.0,)), Limits())
+    tally = write_shards(wide_engine(model), ITEMS, writer(tmp_path), settings(temperatures=(0.0,)), WritingLimits())
     assert 1 <= tally.failed < 9
     assert Shards(tmp_path).num_sequences == 9 - tally.failed
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from forerun import ops
-from forerun.cache.journal import Change, Journal, change
+from forerun.cache.journal import CacheJournal, Change, change
 from forerun.config import Kernels
 from forerun.errors import ForerunError
 from forerun.kernels.scaled_keys import ScaledKeys
@@ -32,7 +32,7 @@ class CacheFull(ForerunError, MemoryError):
 
 
 @dataclass(slots=True)
-class Layer:
+class CacheLayer:
     """Keys and values of one layer of the model, made when the model first shows their shapes.
 
     The first axis counts slots and the second positions of a row, or blocks and positions within a block.
@@ -79,7 +79,7 @@ class RowsRead:
     def __init__(self, rows: RaggedRows) -> None:
         self.rows = rows
 
-    def of(self, layer: Layer) -> tuple[Tensor, Tensor]:
+    def of(self, layer: CacheLayer) -> tuple[Tensor, Tensor]:
         """Keys and values [slots, heads, positions, size]."""
         return layer.by_head
 
@@ -95,9 +95,9 @@ class KeyValueCache(ABC):
     def __init__(self) -> None:
         self.num_slots = 0
         self.capacity = 0  # keys a row can have before memory has to be found for more
-        self.layers: dict[int, Layer] = {}
+        self.layers: dict[int, CacheLayer] = {}
         self.version = 0  # counts how often keys have moved: who holds their addresses looks here
-        self.journal: Journal | None = None  # where a cache in another process is to follow this one
+        self.journal: CacheJournal | None = None  # where a cache in another process is to follow this one
         self._slot: dict[int, int] = {}  # row -> slot
         self._length: dict[int, int] = {}  # row -> keys that stand
 
@@ -260,17 +260,19 @@ class KeyValueCache(ABC):
     def beside(self, device: torch.device) -> KeyValueCache:
         """An empty cache for as many tokens, for a drafter that follows the same rows."""
 
-    def write(self, layer: int, addresses: Tensor, keys: Tensor, values: Tensor, use: Kernels = Kernels.OFF) -> Layer:
+    def write(
+        self, layer: int, addresses: Tensor, keys: Tensor, values: Tensor, use: Kernels = Kernels.OFF
+    ) -> CacheLayer:
         """Store new keys and values ([N, heads, size]) of one layer and return that layer."""
         pool = self.layer(layer, keys, values)
         ops.write(keys, values, addresses, *pool.flat, use)
         return pool
 
-    def layer(self, layer: int, keys: Tensor, values: Tensor) -> Layer:
+    def layer(self, layer: int, keys: Tensor, values: Tensor) -> CacheLayer:
         """One layer, made now where it is not there yet, for keys and values like these ([N, heads, size])."""
         pool = self.layers.get(layer)
         if pool is None:
-            pool = self.layers[layer] = Layer(self._empty(keys), self._empty(values))
+            pool = self.layers[layer] = CacheLayer(self._empty(keys), self._empty(values))
             self.version += 1
         return pool
 

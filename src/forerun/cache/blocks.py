@@ -20,7 +20,7 @@ LOOKED_AT = 64  # blocks behind the last one that is shared, the newest of them:
 
 
 @dataclass(slots=True, eq=False)
-class Node:
+class PrefixNode:
     """A findable block: `tokens` behind those of its ancestors. A tree's root is a source and has no block.
 
     Nothing is found behind a block that is not full.
@@ -28,8 +28,8 @@ class Node:
 
     tokens: tuple[int, ...]
     block: int
-    parent: Node | None
-    children: dict[tuple[int, ...], Node] = field(default_factory=dict)
+    parent: PrefixNode | None
+    children: dict[tuple[int, ...], PrefixNode] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +49,8 @@ class BlockPool:
         self._holders = [0] * (num_blocks + 1)
         self._free = list(range(num_blocks, 0, -1))
         self._idle: dict[int, None] = {}  # findable blocks that nobody holds, in the order they were let go
-        self._roots: dict[Source | None, Node] = {}
-        self._node: dict[int, Node] = {}  # block -> where it is found
+        self._roots: dict[Source | None, PrefixNode] = {}
+        self._node: dict[int, PrefixNode] = {}  # block -> where it is found
 
     @property
     def num_available(self) -> int:
@@ -115,7 +115,7 @@ class BlockPool:
 
         What can be found already is left where it is; a block that has gained tokens is found by all of them.
         """
-        node = self._roots.setdefault(source, Node((), SCRATCH, None))
+        node = self._roots.setdefault(source, PrefixNode((), SCRATCH, None))
         start = self._num_published(blocks)
         if start:
             node = self._node[blocks[start - 1]]
@@ -128,7 +128,7 @@ class BlockPool:
             if child is None:
                 if not own or block in self._node:
                     break
-                child = node.children[own] = self._node[block] = Node(own, block, node)
+                child = node.children[own] = self._node[block] = PrefixNode(own, block, node)
             node = child
         if not self._roots[source].children:
             del self._roots[source]
@@ -163,7 +163,7 @@ class BlockPool:
                 del self._idle[gone.block]
                 self._free.append(gone.block)
 
-    def _unlist(self, node: Node) -> None:
+    def _unlist(self, node: PrefixNode) -> None:
         assert node.parent is not None
         del node.parent.children[node.tokens], self._node[node.block]
 

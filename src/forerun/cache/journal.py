@@ -9,7 +9,7 @@ from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 Change = tuple[str, tuple[Any, ...], dict[str, Any]]  # a method's name and what it was called with
 
 
-class Journal:
+class CacheJournal:
     """Every change of the caches that have it as their `journal`; a call that raises has changed nothing."""
 
     def __init__(self) -> None:
@@ -25,7 +25,7 @@ class Journal:
 class Journaled(Protocol):
     """What changes by methods marked `change`."""
 
-    journal: Journal | None
+    journal: CacheJournal | None
 
 
 J = TypeVar("J", bound=Journaled)

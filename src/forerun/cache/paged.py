@@ -19,7 +19,7 @@ from heapq import heappop, heappush
 import torch
 from torch import Tensor
 
-from forerun.cache.base import LONG, STRAY, CacheFull, KeyValueCache, Layer, NewRow, RowsRead, ranges
+from forerun.cache.base import LONG, STRAY, CacheFull, CacheLayer, KeyValueCache, NewRow, RowsRead, ranges
 from forerun.cache.blocks import SCRATCH, BlockPool
 from forerun.cache.journal import change
 from forerun.cache.ragged import RaggedCache
@@ -355,7 +355,7 @@ class _Gathered(RowsRead):
         blocks, within = self._cache.locate(self._rows, places)
         return blocks[:, None].to(self._device), within[:, None].to(self._device)
 
-    def of(self, layer: Layer) -> tuple[Tensor, Tensor]:
+    def of(self, layer: CacheLayer) -> tuple[Tensor, Tensor]:
         blocks, within = self._index
         heads = torch.arange(layer.keys.shape[2], device=layer.keys.device)[:, None]
         keys, values = (pool[blocks, heads, within] for pool in layer.by_head)

@@ -48,7 +48,7 @@ class Timed:
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class TextComparison:
     """Plain ways first, the speculative one last."""
 
     ways: tuple[Timed, ...]
@@ -77,7 +77,7 @@ class Comparison:
 
 def compare(
     loaded: Loaded, prompts: Sequence[Sequence[int]], keywords: dict[str, Any], reporter: Reporter
-) -> Comparison:
+) -> TextComparison:
     """Warm up and time each way in turn. Loading, tokenising and first calls are not in the times; prompts are."""
     ways: list[Timed] = []
     notes = []
@@ -107,7 +107,7 @@ def compare(
     differences = None
     if params.is_greedy and keywords.get("max_time") is None:
         differences = _differences(loaded, prompts, ways, params)
-    return Comparison(tuple(ways), done[-1], params.is_greedy, differences, tuple(notes))
+    return TextComparison(tuple(ways), done[-1], params.is_greedy, differences, tuple(notes))
 
 
 def _room(loaded: Loaded, prompts: Sequence[Sequence[int]]) -> int:
@@ -209,7 +209,7 @@ def _differences(
     return differences
 
 
-def comparison_table(comparison: Comparison) -> Table:
+def comparison_table(comparison: TextComparison) -> Table:
     """Times side by side; ratios are of tokens per second, since sampled texts differ in length."""
     bases = comparison.ways[:-1]
     headings = ("", "seconds", "tokens", "tokens/s", *(f"against {base.name}" for base in bases))
@@ -220,7 +220,7 @@ def comparison_table(comparison: Comparison) -> Table:
     return Table("The same prompts, decoded in turn", headings, tuple(rows))
 
 
-def explanations(comparison: Comparison) -> list[str]:
+def explanations(comparison: TextComparison) -> list[str]:
     """What was measured, and whether the texts agree."""
     lines = [
         "Measured once each: decoding all prompts as one batch, the pass over the prompts included, after a warm-up of "

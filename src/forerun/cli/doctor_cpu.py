@@ -33,7 +33,7 @@ class Product:
 
 
 @dataclass(frozen=True, slots=True)
-class Body:
+class TimedBody:
     """A stack of layers that was timed: a pass of 1, of 4 and of 16 tokens together."""
 
     what: str  # family and a digest of the shapes
@@ -48,7 +48,7 @@ class ModelKernels:
     name: str
     fused: bool
     why: str
-    measured: Body | None
+    measured: TimedBody | None
     extra_bytes: int  # scratch memory and rotary tables; weights are read where they lie
 
 
@@ -64,7 +64,7 @@ class CpuKernels:
     threading_layer: str | None
     cache_file: str | None
     products: list[Product]
-    bodies: list[Body]
+    bodies: list[TimedBody]
     model: ModelKernels | None = None
 
 
@@ -132,9 +132,9 @@ def _product(key: str, times: dict[str, list[float]]) -> Product:
     return Product(shape, int(threads), ours, torchs)
 
 
-def _body(key: str, times: dict[str, float]) -> Body:
+def _body(key: str, times: dict[str, float]) -> TimedBody:
     fused = {name: 1000 * time for name, time in times.items() if name != "modules"}
-    return Body(key.partition(" threads ")[0], 1000 * times["modules"], fused)
+    return TimedBody(key.partition(" threads ")[0], 1000 * times["modules"], fused)
 
 
 def _of_model(name: str, model: PreTrainedModel) -> ModelKernels:
@@ -189,7 +189,7 @@ def _model_line(model: ModelKernels) -> str:
     return f"{model.why}{times}{memory}"
 
 
-def _times(body: Body) -> str:
+def _times(body: TimedBody) -> str:
     fused = ", ".join(f"{time:.1f} ms with {_count(count, 'thread')}" for count, time in body.fused_ms.items())
     return f"passes of 1 + 4 + 16 tokens: modules {body.modules_ms:.1f} ms, fused {fused}"
 

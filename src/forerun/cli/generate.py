@@ -27,7 +27,7 @@ from forerun.errors import InvalidArgument, NonFiniteLogits
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from forerun.cli.compare import Comparison
+    from forerun.cli.compare import TextComparison
     from forerun.cli.console import TextOut
     from forerun.cli.pair import Loaded
     from forerun.decoder import GenerateResult
@@ -164,7 +164,7 @@ class _Show:
 
     def compared(
         self, prompts: Sequence[Sequence[int]], keywords: dict[str, Any], as_json: bool
-    ) -> tuple[GenerateResult, Comparison]:
+    ) -> tuple[GenerateResult, TextComparison]:
         from forerun.cli.compare import compare, comparison_table, explanations
         from forerun.measure.progress import Bar
         from forerun.measure.table import print_tables
@@ -243,7 +243,7 @@ def _print_row(out: TextOut, tokenizer: Any, row: RowResult) -> None:
     out.write("\n")
 
 
-def _document(prompts: Sequence[Prompt], done: GenerateResult, comparison: Comparison | None) -> dict[str, Any]:
+def _document(prompts: Sequence[Prompt], done: GenerateResult, comparison: TextComparison | None) -> dict[str, Any]:
     """Everything about a run, ready for JSON."""
     entries = list(map(_entry, done.rows, done.texts, done.parameters))
     document = {

@@ -55,7 +55,7 @@ INTERRUPTED = 130
 """The exit code shells give to a program stopped by Ctrl-C."""
 
 
-class Failure(click.ClickException):
+class UserError(click.ClickException):
     """An error the user can do something about: one red line, no traceback."""
 
     exit_code = 2
@@ -114,7 +114,7 @@ class ForerunGroup(LazyGroup):
         except ForerunError as error:
             if ctx.params["debug"]:
                 raise
-            raise Failure(str(error)) from error
+            raise UserError(str(error)) from error
         except KeyboardInterrupt:
             click.echo(err=True)
             raise click.exceptions.Exit(INTERRUPTED) from None
@@ -133,8 +133,8 @@ class ForerunGroup(LazyGroup):
             if error.errno == errno.EPIPE:  # whoever read it has gone, and wants to hear nothing
                 sys.exit(1)
             with suppress(OSError):  # standard error may be as full
-                Failure(_in_words(error)).show()
-            sys.exit(Failure.exit_code)
+                UserError(_in_words(error)).show()
+            sys.exit(UserError.exit_code)
 
 
 def _in_words(error: OSError) -> str:

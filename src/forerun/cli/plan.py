@@ -139,7 +139,7 @@ def plan(target: str, picture: Path | None, output: Path | None, as_json: bool, 
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded:
+class PlanInputs:
     """What the names on the command line stand for."""
 
     model: Any
@@ -196,7 +196,7 @@ def _settings(target: str, options: dict[str, Any]) -> PlanSettings:
     return settings_from(PlanSettings, options, **usual)
 
 
-def _load(target: str, options: dict[str, Any]) -> Loaded:
+def _load(target: str, options: dict[str, Any]) -> PlanInputs:
     from forerun.bench.synthetic import is_synthetic
     from forerun.cli.pair import is_split, load_split, stored_place
     from forerun.drafters.named import OFF
@@ -216,10 +216,10 @@ def _load(target: str, options: dict[str, Any]) -> Loaded:
     else:
         where = stored_place(options)  # as `forerun generate` would run it
         model, tokenizer = load_model(target, **where)
-    return Loaded(model, tokenizer, _drafters(wanted or list(DEFAULTS), model, where, chosen=bool(wanted)))
+    return PlanInputs(model, tokenizer, _drafters(wanted or list(DEFAULTS), model, where, chosen=bool(wanted)))
 
 
-def _synthetic(target: str, wanted: list[str], where: dict[str, Any]) -> Loaded:
+def _synthetic(target: str, wanted: list[str], where: dict[str, Any]) -> PlanInputs:
     from forerun.bench.synthetic import build_pair
     from forerun.drafters import DraftModel
 
@@ -227,7 +227,7 @@ def _synthetic(target: str, wanted: list[str], where: dict[str, Any]) -> Loaded:
     note = f"the draft's noise is {pair.noise:.4f}, for alpha {pair.alpha:.3f} at temperature 1"
     others = _drafters([name for name in wanted if name != OWN], pair.target, where, chosen=True)
     drafters: dict[str, Drafter] = {OWN: DraftModel(pair.draft)} if OWN in wanted or not wanted else {}
-    return Loaded(pair.target, None, drafters | others, (note,))
+    return PlanInputs(pair.target, None, drafters | others, (note,))
 
 
 def _drafters(wanted: list[str], model: Any, where: dict[str, Any], chosen: bool) -> dict[str, Drafter]:
@@ -249,7 +249,7 @@ def _drafters(wanted: list[str], model: Any, where: dict[str, Any], chosen: bool
     return drafters
 
 
-def _prompts(loaded: Loaded, settings: PlanSettings, options: dict[str, Any]) -> tuple[list[Prompt], str]:
+def _prompts(loaded: PlanInputs, settings: PlanSettings, options: dict[str, Any]) -> tuple[list[Prompt], str]:
     """Prompts that fit the context, and where they come from."""
     from forerun.models.families import context_length
 

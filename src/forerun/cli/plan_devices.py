@@ -10,7 +10,7 @@ import click
 
 from forerun.cli.options import settings_from, typed_options
 from forerun.errors import InvalidArgument
-from forerun.plan.devices import DeviceSettings, Layout, ModelShape, layouts
+from forerun.plan.devices import DeviceLayout, DeviceSettings, ModelShape, layouts
 
 if TYPE_CHECKING:
     from forerun.measure.table import Table
@@ -44,12 +44,12 @@ def plan_devices(target: str, options: dict[str, Any], as_json: bool) -> None:
     console.print(_advice(found, waits), markup=False, highlight=False, soft_wrap=True)
 
 
-def _name(layout: Layout) -> str:
+def _name(layout: DeviceLayout) -> str:
     copies = "one copy" if layout.copies == 1 else f"{layout.copies} copies"
     return f"{copies}, whole" if layout.split == 1 else f"{copies}, split over {layout.split}"
 
 
-def _layout_table(target: str, found: list[Layout], settings: DeviceSettings) -> Table:
+def _layout_table(target: str, found: list[DeviceLayout], settings: DeviceSettings) -> Table:
     from forerun.measure.table import Table
 
     rows = tuple(
@@ -89,7 +89,7 @@ def _waiting_table(waits: list[Waiting], settings: DeviceSettings) -> Table:
     return Table(f"{settings.rate:g} requests a second, {waits[0].served} of them SIMULATED", headings, rows)
 
 
-def _advice(found: list[Layout], waits: list[Waiting]) -> str:
+def _advice(found: list[DeviceLayout], waits: list[Waiting]) -> str:
     quick = max(found, key=lambda layout: layout.row_tokens_per_second)
     most = max(found, key=lambda layout: layout.tokens_per_second)
     lines = [f"Predicted: each row is fastest with {_name(quick)}; most tokens in all come from {_name(most)}."]

@@ -105,7 +105,7 @@ def data(
     from forerun.train.prompts import encode_reading, read_prompts
     from forerun.train.shards import ShardWriter
     from forerun.train.teacher import teacher
-    from forerun.train.writing import Ending, stop_ids, wide_engine
+    from forerun.train.writing import WritingEnd, stop_ids, wide_engine
 
     console = err_console()
     check_output_folder(output, "-o")
@@ -136,7 +136,7 @@ def data(
             note(console, reading.complaint)
         tally = _write(engine, items, writer, asked, writing, console)
     _print(tally, writer, output, as_json)
-    if tally.ending is Ending.INTERRUPTED:
+    if tally.ending is WritingEnd.INTERRUPTED:
         console.print("Stopped by Ctrl-C: the same command goes on from here.", style="yellow")
         raise click.exceptions.Exit(INTERRUPTED)
 
@@ -178,7 +178,7 @@ def _write(
 ) -> Tally:
     from forerun.cli.run import stop_on_interrupt
     from forerun.measure.progress import Bar
-    from forerun.train.writing import Limits, write_shards
+    from forerun.train.writing import WritingLimits, write_shards
 
     left = sum(item.number not in writer.done for item in items)
     if not left and not writer.num_sequences:
@@ -194,7 +194,7 @@ def _write(
             bar.advance(done - shown)
             shown = done
 
-        limits = Limits(
+        limits = WritingLimits(
             tokens=-(-asked.tokens // asked.slice_of_prompts[1]) if asked.tokens else None,
             seconds=asked.max_minutes * 60 if asked.max_minutes else None,
             interrupted=pressed,

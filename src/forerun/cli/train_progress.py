@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from forerun.train.costs import StepCosts
-    from forerun.train.loop import Progress
+    from forerun.train.loop import TrainProgress
 
 
 class TrainingBar:
@@ -33,7 +33,7 @@ class TrainingBar:
     def __exit__(self, *error: Any) -> None:
         self._bar.__exit__(*error)
 
-    def report(self, progress: Progress) -> None:
+    def report(self, progress: TrainProgress) -> None:
         text = (
             f"step {progress.step}  loss {progress.loss:.4f}  kept "
             + " ".join(f"{rate:.2f}" for rate in progress.acceptance)

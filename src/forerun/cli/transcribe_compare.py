@@ -23,7 +23,7 @@ WARM_UP = 2  # seconds of the first recording that each way transcribes before i
 
 
 @dataclass(frozen=True, slots=True)
-class Method:
+class SpeechMethod:
     """One way of decoding."""
 
     name: str
@@ -55,12 +55,12 @@ class Method:
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class SpeechComparison:
     """Plain ways first, the one with drafts last."""
 
-    ways: tuple[Method, ...]
+    ways: tuple[SpeechMethod, ...]
 
-    def different(self, way: Method) -> list[Path]:
+    def different(self, way: SpeechMethod) -> list[Path]:
         """Files whose tokens are not those with drafts."""
         last = self.ways[-1].outcomes
         return [path for path, outcome in way.outcomes.items() if _tokens(outcome) != _tokens(last[path])]
@@ -75,7 +75,7 @@ class Comparison:
 
 def compare(
     loaded: Loaded, processor: Any, settings: SpeechSettings, writer: Writer, batch_size: int, tell: OnAudio
-) -> Comparison:
+) -> SpeechComparison:
     """Each way in turn, after a warm-up; the transcripts with drafts are the ones that are written."""
     decoders = {TRANSFORMERS: None, PLAIN: loaded.plain_decoder(), DRAFTS: loaded.decoder()}
     ways = []
@@ -84,10 +84,10 @@ def compare(
         _warm_up(transcriber, writer.files)
         outcomes = {outcome.path: outcome for outcome in transcriber.files(writer.files, batch_size, tell)}
         windows = transcriber.windows
-        ways.append(Method(name, transcriber.spent, outcomes, 0 if windows is None else windows.num_sampled))
+        ways.append(SpeechMethod(name, transcriber.spent, outcomes, 0 if windows is None else windows.num_sampled))
     for outcome in ways[-1].outcomes.values():
         writer.take(outcome)
-    return Comparison(tuple(ways))
+    return SpeechComparison(tuple(ways))
 
 
 def _warm_up(transcriber: Transcriber, files: Sequence[Path]) -> None:
@@ -106,7 +106,7 @@ def _tokens(outcome: Outcome) -> tuple[int, ...] | None:
     return outcome.tokens if isinstance(outcome, Transcript) else None
 
 
-def comparison_table(comparison: Comparison) -> Table:
+def comparison_table(comparison: SpeechComparison) -> Table:
     """Seconds side by side; the encoder does the same work in all ways, so the decoder's are shown apart."""
     headings = ("", "seconds", "encoder", "decoder", "gain", "tokens", "a round", "RTF")
     base = comparison.ways[0].spent.decoder_seconds
@@ -120,7 +120,7 @@ def comparison_table(comparison: Comparison) -> Table:
     return Table("The same recordings, transcribed in turn", headings, tuple(rows))
 
 
-def explanations(comparison: Comparison) -> list[str]:
+def explanations(comparison: SpeechComparison) -> list[str]:
     """What was measured, and whether the words agree."""
     last = comparison.ways[-1]
     lines = [

@@ -27,7 +27,7 @@ from forerun.types import Draft, DraftContext, Law, LawParams, Siblings, TreeSha
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class TreeNode:
     """A guess."""
 
     parent: int  # among the row's nodes, -1 for the root
@@ -42,7 +42,7 @@ class RowTree:
     """One row's tree while it grows: more nodes than it will have."""
 
     room: int  # its depth
-    nodes: list[Node] = field(default_factory=list)
+    nodes: list[TreeNode] = field(default_factory=list)
     asked: dict[int, int] = field(default_factory=dict)  # node -> its number among those the drafter was asked about
     draws: int = 0  # uniforms used so far
 
@@ -105,7 +105,7 @@ class Growth:
         worth, depth = (nodes[node].worth, nodes[node].depth) if node >= 0 else (1.0, 0)
         for token, share in zip(tokens, shares, strict=True):
             if share > 0:  # a law of fewer tokens has fewer children
-                nodes.append(Node(node, token, worth * share, depth + 1, law))
+                nodes.append(TreeNode(node, token, worth * share, depth + 1, law))
 
     def _drawn(self, parents: Sequence[tuple[int, int]], law: Tensor, width: int) -> Tensor:
         """[N, width] places in the law, one drawn after the other without those before."""

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from forerun.math.advance import HEAD, DeviceRowState, Layout
+from forerun.math.advance import HEAD, DeviceRowState, PassLayout
 from forerun.types import Verdict
 
 FIRST = tl.constexpr(HEAD)
@@ -45,7 +45,7 @@ def draft_lengths(asked: Tensor, budget: Tensor, position: Tensor, most: int) ->
 
 def lay_out(
     slots: Tensor, past: Tensor, count: int, number: int, capacity: int, limit: int, table: Tensor | None = None
-) -> Layout:
+) -> PassLayout:
     """`number` passes of `count` tokens a row behind `past` [R] keys, each pass one token further on."""
     rows = slots.shape[0]
     positions, addresses = slots.new_empty(2, number, rows * count)
@@ -56,7 +56,7 @@ def lay_out(
         0 if table is None else table.shape[1], BLOCK=_block(count), PAGED=table is not None,
         num_warps=1,
     )  # fmt: skip
-    return Layout(positions, addresses, ends, own)
+    return PassLayout(positions, addresses, ends, own)
 
 
 def _block(number: int) -> int:

@@ -37,7 +37,7 @@ from forerun.loading.rotary import FACTORS, read_scaling, scaled_config
 from forerun.loading.rounding import round_weights
 from forerun.loading.shards import check_divides
 from forerun.loading.sizes import check_layer_counts, check_size, stored_values
-from forerun.loading.source import EMBEDDED, WHISPER, Source, resolve, wheel_of
+from forerun.loading.source import EMBEDDED, WHISPER, ModelSource, resolve, wheel_of
 from forerun.loading.stored import can_keep, half_dtype, keep_blocks, keep_halves, widened_formats
 from forerun.loading.tensor_files import GENERATION
 
@@ -233,7 +233,7 @@ def _speech_class(config: Any, name: str) -> Any:
 class LoadRequest:
     """Which model is loaded, from where, and onto which device."""
 
-    source: Source
+    source: ModelSource
     dtype: torch.dtype
     device: torch.device
     options: dict[str, Any]  # of transformers' from_pretrained
@@ -512,7 +512,7 @@ def _some(names: Sequence[str]) -> str:
     return ", ".join(names[:3]) + (" ..." if len(names) > 3 else "")
 
 
-def loading_options(source: Source, offline: bool, revision: str | None) -> dict[str, Any]:
+def loading_options(source: ModelSource, offline: bool, revision: str | None) -> dict[str, Any]:
     if revision is not None and source.is_local:
         raise InvalidArgument(
             f"revision={revision!r}: {source.name!r} is on this machine and has no revisions; leave it out"
@@ -526,7 +526,7 @@ def loading_options(source: Source, offline: bool, revision: str | None) -> dict
     }
 
 
-def _check_gguf_packages(source: Source) -> None:
+def _check_gguf_packages(source: ModelSource) -> None:
     missing = [package for package in ("gguf", "accelerate") if importlib.util.find_spec(package) is None]
     if source.gguf_file and missing:
         raise ModelNotFound(
@@ -565,7 +565,7 @@ def choose_dtype(dtype: torch.dtype | str | None, device: torch.device) -> torch
 
 
 @contextmanager
-def told_plainly(source: Source, offline: bool, what: str) -> Iterator[None]:
+def told_plainly(source: ModelSource, offline: bool, what: str) -> Iterator[None]:
     """Turn transformers' long messages into one line that names the remedy."""
     try:
         yield
@@ -579,7 +579,7 @@ def told_plainly(source: Source, offline: bool, what: str) -> Iterator[None]:
         raise UnsupportedModel(_refusal(source, what, error)) from error
 
 
-def _refusal(source: Source, what: str, error: Exception) -> str:
+def _refusal(source: ModelSource, what: str, error: Exception) -> str:
     if "trust_remote_code" in str(error):
         return (
             f"{source.name!r} comes with Python code of its own, which Forerun never runs; if you trust it, load it "
@@ -594,7 +594,7 @@ def _refusal(source: Source, what: str, error: Exception) -> str:
     return f"{source.name!r} cannot be loaded as {what}: {reason}"
 
 
-def _damaged_file(source: Source) -> str | None:
+def _damaged_file(source: ModelSource) -> str | None:
     """The first file of a local folder that cannot be what its name says, in words; None where all look right."""
     if not source.is_local or source.gguf_file:
         return None
@@ -621,7 +621,7 @@ CHECKS: Mapping[str, Callable[[Path], object]] = {
 """What a file of a model folder must stand, by its suffix."""
 
 
-def _missing_message(source: Source, offline: bool, error: OSError) -> str:
+def _missing_message(source: ModelSource, offline: bool, error: OSError) -> str:
     if source.is_local:
         return f"{source.name!r} cannot be read: {first_line(error)}; check the folder or fetch it again"
     download = f"run once with the network: hf download {source.location}"

@@ -19,7 +19,7 @@ def wheel_of(name: str) -> WheelModel | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class ModelSource:
     """Where transformers should look."""
 
     name: str  # as the user gave it
@@ -37,12 +37,12 @@ class Source:
         return found if found is not None and found.suffix == ".gguf" else None
 
 
-def resolve(name: str | Path) -> Source:
+def resolve(name: str | Path) -> ModelSource:
     """Find out what `name` means; anything that can be seen to be missing is refused here."""
     text = str(name)
     if (wheel := wheel_of(text)) is not None:
         is_local = wheel.find() is not None
-        return Source(text, str(wheel.prepare()) if is_local else wheel.hub_name, None, is_local)
+        return ModelSource(text, str(wheel.prepare()) if is_local else wheel.hub_name, None, is_local)
     path = Path(text).expanduser()
     if text.endswith(".gguf"):
         return _resolve_gguf(text, path)
@@ -54,24 +54,24 @@ def resolve(name: str | Path) -> Source:
         raise ModelNotFound(
             f"no folder {text!r}; check the path, or give a Hub name such as {embedded.WHEEL.hub_name!r}"
         )
-    return Source(text, text, None, is_local=False)
+    return ModelSource(text, text, None, is_local=False)
 
 
-def _resolve_folder(text: str, path: Path) -> Source:
+def _resolve_folder(text: str, path: Path) -> ModelSource:
     if (path / "config.json").is_file():
-        return Source(text, str(path), None, is_local=True)
+        return ModelSource(text, str(path), None, is_local=True)
     if files := sorted(file.name for file in path.glob("*.gguf")):
         raise ModelNotFound(f"folder {text!r} holds GGUF files; name one of them: {str(path / files[0])!r}")
     raise ModelNotFound(f"folder {text!r} holds no model: it has no config.json; give the folder save_pretrained wrote")
 
 
-def _resolve_gguf(text: str, path: Path) -> Source:
+def _resolve_gguf(text: str, path: Path) -> ModelSource:
     if path.is_file():
-        return Source(text, str(path.parent), path.name, is_local=True)
+        return ModelSource(text, str(path.parent), path.name, is_local=True)
     repository, _, file = text.rpartition("/")
     if not _may_be_hub_name(repository) or path.parent.is_dir():
         raise ModelNotFound(f"no GGUF file {text!r}; check the path, or give one on the Hub as owner/name/file.gguf")
-    return Source(text, repository, file, is_local=False)
+    return ModelSource(text, repository, file, is_local=False)
 
 
 def _may_be_hub_name(text: str) -> bool:

@@ -88,7 +88,7 @@ def draft_lengths(asked: Tensor, budget: Tensor, position: Tensor, most: int) ->
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class PassLayout:
     """Where the new tokens of `S` passes go, one after the other: R rows with T tokens each, N = R * T."""
 
     positions: Tensor  # [S, N] int64
@@ -99,7 +99,7 @@ class Layout:
 
 def lay_out(
     slots: Tensor, past: Tensor, count: int, number: int, capacity: int, limit: int, table: Tensor | None = None
-) -> Layout:
+) -> PassLayout:
     """`number` passes of `count` tokens a row behind `past` [R] keys, each pass one token further on.
 
     A slot is `capacity` keys in one piece, or, with a `table` [slots, most blocks], as many blocks of `capacity` keys.
@@ -115,4 +115,4 @@ def lay_out(
         index, is_there = places // capacity, (places >= 0) & (places < table.shape[1] * capacity)
         blocks = table.long()[slots.unsqueeze(-1), index.clamp(0, table.shape[1] - 1)]
         addresses = torch.where(is_there, blocks * capacity, 0) + places % capacity
-    return Layout(places.clamp(0, limit - 1).flatten(1), addresses.flatten(1), (first + count).int(), slots.int())
+    return PassLayout(places.clamp(0, limit - 1).flatten(1), addresses.flatten(1), (first + count).int(), slots.int())

@@ -44,7 +44,7 @@ class Scale:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class AttentionPlan:
     """What all layers of one pass that share a mask have in common."""
 
     rows: RaggedRows
@@ -69,7 +69,9 @@ def choose_form(rows: RaggedRows, wanted: Form = Form.AUTO) -> Form:
     return Form.PAD if live >= padded * (1 - WASTE_BEFORE_SPLIT) else Form.SPLIT
 
 
-def plan(rows: RaggedRows, mask: Tensor | None, group: int, device: torch.device, form: Form = Form.AUTO) -> Plan:
+def plan(
+    rows: RaggedRows, mask: Tensor | None, group: int, device: torch.device, form: Form = Form.AUTO
+) -> AttentionPlan:
     """`mask` is [N, S] bool, S = rows.longest, or [N, H, S] numbers to be added to the scores of each head.
 
     None where plain causality is enough: one new token in each of rows of equal length, or rows without a past.
@@ -78,12 +80,12 @@ def plan(rows: RaggedRows, mask: Tensor | None, group: int, device: torch.device
     causal = mask is None and max(rows.counts) > 1
     assert not causal or not any(rows.past), "tokens that follow a past need a mask"
     if form is Form.SPLIT:
-        return Plan(rows, form, group, rows.longest, causal, _split_masks(rows, mask, group), None)
+        return AttentionPlan(rows, form, group, rows.longest, causal, _split_masks(rows, mask, group), None)
     place = pad_index(rows, device) if len(set(rows.counts)) > 1 else None
     if mask is None:
-        return Plan(rows, form, group, rows.longest, causal, (None,), place)
+        return AttentionPlan(rows, form, group, rows.longest, causal, (None,), place)
     seen = mask[place.clamp(min=0)] if place is not None else mask.unflatten(0, (len(rows.slots), -1))
-    return Plan(rows, form, group, rows.longest, causal, (_folded(seen, group),), place)
+    return AttentionPlan(rows, form, group, rows.longest, causal, (_folded(seen, group),), place)
 
 
 def plan_across(
@@ -93,25 +95,25 @@ def plan_across(
     group: int,
     device: torch.device,
     form: Form = Form.AUTO,
-) -> Plan:
+) -> AttentionPlan:
     """Cross-attention: `counts[i]` queries that all see the `lengths[i]` keys of `slots[i]`, whatever their order."""
     rows = RaggedRows(slots, tuple(n - count for n, count in zip(lengths, counts, strict=True)), counts)
     form = choose_form(rows, form)
     if form is Form.SPLIT:
-        return Plan(rows, form, group, rows.longest, False, (None,) * len(slots), None)
+        return AttentionPlan(rows, form, group, rows.longest, False, (None,) * len(slots), None)
     place = pad_index(rows, device) if len(set(counts)) > 1 else None
     if len(set(lengths)) == 1:
-        return Plan(rows, form, group, rows.longest, False, (None,), place)
+        return AttentionPlan(rows, form, group, rows.longest, False, (None,), place)
     ends = torch.tensor(lengths, device=device)[:, None]
     seen = torch.arange(rows.longest, device=device) < ends
-    return Plan(rows, form, group, rows.longest, False, (seen[:, None, None],), place)
+    return AttentionPlan(rows, form, group, rows.longest, False, (seen[:, None, None],), place)
 
 
 def attend(
     query: Tensor,  # [N, Hq, D] new tokens of all rows, packed
     keys: Tensor,  # [R, Hk, C, D] every row of the cache, the new tokens written already
     values: Tensor,  # [R, Hk, C, Dv]
-    plan: Plan,
+    plan: AttentionPlan,
     scale: Scale,
 ) -> Tensor:  # [N, Hq, Dv]
     """Each row's queries against that row's own keys."""
@@ -124,7 +126,7 @@ def attend_whole(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scal
     return softmax_product(query, keys, values, mask, scale, query.shape[1] // keys.shape[1], False)
 
 
-def attend_split(query: Tensor, keys: Tensor, values: Tensor, plan: Plan, scale: Scale) -> Tensor:
+def attend_split(query: Tensor, keys: Tensor, values: Tensor, plan: AttentionPlan, scale: Scale) -> Tensor:
     """One product a row: nothing padded, nothing read beyond a row's own keys."""
     rows, parts, start = plan.rows, [], 0
     for slot, past, count, seen in zip(rows.slots, rows.past, rows.counts, plan.seen, strict=True):
@@ -135,7 +137,7 @@ def attend_split(query: Tensor, keys: Tensor, values: Tensor, plan: Plan, scale:
     return torch.cat(parts) if len(parts) > 1 else parts[0]
 
 
-def attend_padded(query: Tensor, keys: Tensor, values: Tensor, plan: Plan, scale: Scale) -> Tensor:
+def attend_padded(query: Tensor, keys: Tensor, values: Tensor, plan: AttentionPlan, scale: Scale) -> Tensor:
     """One batched product: queries padded to the longest draft, keys read up to the longest row."""
     first, batch, longest = plan.rows.slots[0], len(plan.rows.slots), plan.longest
     if batch < keys.shape[0]:
@@ -177,7 +179,9 @@ def _folded(seen: Tensor, group: int) -> Tensor:
     return seen[:, None, None].expand(batch, 1, group, width, span).reshape(batch, 1, group * width, span)
 
 
-def _attend_block(query: Tensor, keys: Tensor, values: Tensor, seen: Tensor | None, scale: Scale, plan: Plan) -> Tensor:
+def _attend_block(
+    query: Tensor, keys: Tensor, values: Tensor, seen: Tensor | None, scale: Scale, plan: AttentionPlan
+) -> Tensor:
     """[B, T, Hq, D] queries, [B, Hk, S, D] keys -> [B, T, Hq, Dv]."""
     batch, width, heads, size = query.shape
     group = plan.group

@@ -42,7 +42,7 @@ class TeacherLaw:
 
 
 @dataclass(frozen=True, slots=True)
-class Estimate:
+class DraftEstimate:
     """The draft's answer at N positions, beside the truth."""
 
     law: TeacherLaw
@@ -61,12 +61,12 @@ def overlap(law: TeacherLaw, logits: Tensor) -> Tensor:
     return torch.minimum(law.log_p.exp(), log_law(logits).exp()).sum(dim=-1)
 
 
-def total_variation(case: Estimate) -> Tensor:
+def total_variation(case: DraftEstimate) -> Tensor:
     """1 - sum min(p, q): the chance that a drafted token is rejected."""
     return 1 - overlap(case.law, case.logits)
 
 
-def forward_kl(case: Estimate) -> Tensor:
+def forward_kl(case: DraftEstimate) -> Tensor:
     """KL from p, narrowed to the draft's tokens, to q, weighed by the mass p has there: never negative, never inf."""
     log_p, log_q = case.law.log_p, log_law(case.logits)
     p = log_p.exp()
@@ -74,14 +74,14 @@ def forward_kl(case: Estimate) -> Tensor:
     return _weighed(p, log_p - log_q) - torch.xlogy(held, held)
 
 
-def reverse_kl(case: Estimate) -> Tensor:
+def reverse_kl(case: DraftEstimate) -> Tensor:
     """KL from q to p; p is floored at the smallest normal number, so that a token p rules out costs much, not inf."""
     log_q = log_law(case.logits)
     floor = torch.finfo(case.law.log_p.dtype).tiny
     return _weighed(log_q.exp(), log_q - case.law.log_p.clamp(min=torch.tensor(floor).log().item()))
 
 
-def smooth_l1(case: Estimate) -> Tensor:
+def smooth_l1(case: DraftEstimate) -> Tensor:
     """Huber distance between what the two heads read, mean over the width."""
     if case.feature is None:
         raise InvalidArgument("the loss smooth_l1 compares hidden states, and there are none of the target here")
@@ -127,7 +127,7 @@ def _weighed(weight: Tensor, value: Tensor) -> Tensor:
     return torch.where(weight > 0, weight * value, torch.zeros_like(weight)).sum(dim=-1)
 
 
-Loss = Callable[[Estimate], Tensor]
+Loss = Callable[[DraftEstimate], Tensor]
 LOSSES: dict[str, Loss] = {
     "tv": total_variation,
     "kl": forward_kl,
@@ -144,7 +144,7 @@ class Mixture:
 
     terms: tuple[tuple[float, str], ...]
 
-    def __call__(self, case: Estimate) -> Tensor:
+    def __call__(self, case: DraftEstimate) -> Tensor:
         return torch.stack([weight * LOSSES[name](case) for weight, name in self.terms]).sum(dim=0)
 
     @property

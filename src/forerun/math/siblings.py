@@ -29,37 +29,39 @@ HALVINGS = 54  # of [1, K], for K-SEQ's ratio
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class SiblingChoice:
     """What became of one position."""
 
     kept: Tensor  # [B] int64, which of the candidates; -1 where none was
     token: Tensor  # [B] int64, that candidate or one the target drew
 
 
-def top(p: Tensor, candidates: Tensor, final: Tensor) -> Choice:
+def top(p: Tensor, candidates: Tensor, final: Tensor) -> SiblingChoice:
     """The target's own draw from p [B, V]; the candidates only decide whether it was foreseen."""
     return foreseen(draw(p, final), candidates)
 
 
-def foreseen(token: Tensor, candidates: Tensor) -> Choice:
+def foreseen(token: Tensor, candidates: Tensor) -> SiblingChoice:
     """Which candidate the target's own token [B] is."""
     same = candidates == token.unsqueeze(-1)
     if not candidates.shape[1]:
-        return Choice(torch.full_like(token, -1), token)
-    return Choice(torch.where(same.any(dim=-1), same.long().argmax(dim=-1), -1), token)
+        return SiblingChoice(torch.full_like(token, -1), token)
+    return SiblingChoice(torch.where(same.any(dim=-1), same.long().argmax(dim=-1), -1), token)
 
 
-def without_replacement(p: Tensor, q: Tensor, candidates: Tensor, accept: Tensor, final: Tensor) -> Choice:
+def without_replacement(p: Tensor, q: Tensor, candidates: Tensor, accept: Tensor, final: Tensor) -> SiblingChoice:
     """Recursive rejection: p, q [B, V], candidates and accept [B, K], final [B]."""
     return _recursive(p, q, candidates, accept, final, replaced=False)
 
 
-def with_replacement(p: Tensor, q: Tensor, candidates: Tensor, accept: Tensor, final: Tensor) -> Choice:
+def with_replacement(p: Tensor, q: Tensor, candidates: Tensor, accept: Tensor, final: Tensor) -> SiblingChoice:
     """Recursive rejection where every candidate was drawn from the whole of q."""
     return _recursive(p, q, candidates, accept, final, replaced=True)
 
 
-def _recursive(p: Tensor, q: Tensor, candidates: Tensor, accept: Tensor, final: Tensor, replaced: bool) -> Choice:
+def _recursive(
+    p: Tensor, q: Tensor, candidates: Tensor, accept: Tensor, final: Tensor, replaced: bool
+) -> SiblingChoice:
     kept = torch.full(p.shape[:1], -1, device=p.device)
     q = claimed(q)
     for j in range(candidates.shape[1]):
@@ -77,7 +79,7 @@ def _recursive(p: Tensor, q: Tensor, candidates: Tensor, accept: Tensor, final: 
     return _chosen(kept, candidates, draw(p, final))
 
 
-def k_seq(p: Tensor, q: Tensor, candidates: Tensor, accept: Tensor, final: Tensor) -> Choice:
+def k_seq(p: Tensor, q: Tensor, candidates: Tensor, accept: Tensor, final: Tensor) -> SiblingChoice:
     """SpecTr's sequential selection: each candidate is kept with probability min(1, p / (rho q)), up to the first."""
     p, q = p.double(), claimed(q.double())
     count = (candidates >= 0).sum(dim=-1)
@@ -114,8 +116,8 @@ def k_seq_ratio(p: Tensor, q: Tensor, count: Tensor) -> Tensor:
     return torch.where(first, 1.0, high)
 
 
-def _chosen(kept: Tensor, candidates: Tensor, otherwise: Tensor) -> Choice:
+def _chosen(kept: Tensor, candidates: Tensor, otherwise: Tensor) -> SiblingChoice:
     if not candidates.shape[1]:
-        return Choice(kept, otherwise)
+        return SiblingChoice(kept, otherwise)
     chosen = candidates.gather(1, kept.clamp(min=0).unsqueeze(-1)).squeeze(-1)
-    return Choice(kept, torch.where(kept >= 0, chosen, otherwise))
+    return SiblingChoice(kept, torch.where(kept >= 0, chosen, otherwise))

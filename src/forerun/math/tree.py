@@ -14,7 +14,7 @@ from torch.nn.functional import pad
 
 from forerun.math.capturing import any_of
 from forerun.math.laws import draw
-from forerun.math.siblings import Choice, foreseen, without_replacement
+from forerun.math.siblings import SiblingChoice, foreseen, without_replacement
 from forerun.math.verify import Noise, TargetLaw, noise_of
 from forerun.types import Draft, Keys, Rule, Siblings, Verdict
 
@@ -52,7 +52,9 @@ def tree_rule(target: TargetLaw, draft: Draft, noise: Noise) -> tuple[Tensor, Te
     return (passed >= 0).sum(dim=-1), next_token, passed
 
 
-def _choose_child(target: TargetLaw, draft: Draft, noise: Noise, node: Tensor, children: Tensor, depth: int) -> Choice:
+def _choose_child(
+    target: TargetLaw, draft: Draft, noise: Noise, node: Tensor, children: Tensor, depth: int
+) -> SiblingChoice:
     """The children [B, W] of each row's node against the target's law there."""
     assert draft.tree is not None
     place, u = children.clamp(min=0), noise.final[:, depth]
@@ -67,7 +69,7 @@ def _choose_child(target: TargetLaw, draft: Draft, noise: Noise, node: Tensor, c
         return sampled
     drawn = foreseen(draw(p, u), candidates)
     rows = torch.tensor(is_top, device=node.device) if rows is None else rows
-    return Choice(torch.where(rows, drawn.kept, sampled.kept), torch.where(rows, drawn.token, sampled.token))
+    return SiblingChoice(torch.where(rows, drawn.kept, sampled.kept), torch.where(rows, drawn.token, sampled.token))
 
 
 def children_of(draft: Draft) -> Tensor:

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
 from forerun import ops
-from forerun.cache.base import Layer
+from forerun.cache.base import CacheLayer
 from forerun.errors import UnsupportedModel
 from forerun.math.attention import Scale, attend_whole
 from forerun.math.banded_attention import attend_bands
@@ -121,7 +121,7 @@ def attention(
     return (F.pad(out, (0, padding)) if padding else out).unsqueeze(0).contiguous(), None
 
 
-def _attend_to_source(states: RaggedStates, query: Tensor, layer: Layer, scale: Scale) -> Tensor:
+def _attend_to_source(states: RaggedStates, query: Tensor, layer: CacheLayer, scale: Scale) -> Tensor:
     """[N, Hq, D] -> [N, Hq, Dv] over all keys of each row's source."""
     assert states.cross is not None
     if states.is_static:
@@ -132,7 +132,7 @@ def _attend_to_source(states: RaggedStates, query: Tensor, layer: Layer, scale: 
 
 
 def _attend(
-    states: RaggedStates, query: Tensor, layer: Layer, mask: Tensor | None, scale: Scale, bias: Tensor | None
+    states: RaggedStates, query: Tensor, layer: CacheLayer, mask: Tensor | None, scale: Scale, bias: Tensor | None
 ) -> Tensor:
     """[N, Hq, D] -> [N, Hq, Dv]: by a kernel where one knows the mask's rule and the layer's shapes."""
     rule = states.rule_of(mask)

@@ -16,10 +16,10 @@ from torch import Tensor
 from transformers.cache_utils import Cache
 
 from forerun import ops
-from forerun.cache.base import KeyValueCache, Layer, ranges
+from forerun.cache.base import CacheLayer, KeyValueCache, ranges
 from forerun.config import Kernels
 from forerun.errors import UnsupportedModel
-from forerun.math.attention import Form, Plan, choose_form, plan, plan_across
+from forerun.math.attention import AttentionPlan, Form, choose_form, plan, plan_across
 from forerun.math.banded_attention import Bands, bands
 from forerun.math.ragged_attention import Reach, reach_of
 from forerun.math.transfer import to_device
@@ -77,7 +77,7 @@ class RaggedStates(Cache):
         self.in_blocks = trees is None and not self.takes_rules and _is_long(rows, family, device)
         self._rules: dict[int, MaskRule] = {}
         self._reach: Reach | None = None
-        self._plans: dict[tuple[int, int, int], tuple[Tensor | None, Tensor | None, Plan]] = {}
+        self._plans: dict[tuple[int, int, int], tuple[Tensor | None, Tensor | None, AttentionPlan]] = {}
         self.layers: list[Any] = []
         self.width = max(rows.counts)
         self.longest_past = max(rows.past)
@@ -92,11 +92,11 @@ class RaggedStates(Cache):
         self.bidirectional = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=device)
         self._masks: dict[int, Tensor | None] = {}  # made in this pass, by id: keeping one keeps its id
         self.alibi_in_scores = family.alibi_in_scores
-        self.current: Layer | None = None
+        self.current: CacheLayer | None = None
         self.returned: tuple[Tensor, Tensor] | None = None  # what the model was given for the keys of `current`
         self.shares_keys, self.key_copies = family.shares_keys, family.key_copies
         self._counting_layers = family.counting_layers
-        self._earlier: dict[int, tuple[Tensor, Tensor, Layer]] = {}  # by the id of the keys a layer was given
+        self._earlier: dict[int, tuple[Tensor, Tensor, CacheLayer]] = {}  # by the id of the keys a layer was given
         self._written: set[int] = set()  # layers that have put their keys into the cache
         self.is_unread = False  # whether `attention` is yet to be called for `current`
         self.cross: CrossStates | None = None  # of an encoder-decoder model
@@ -140,7 +140,7 @@ class RaggedStates(Cache):
         if self.is_unread:
             raise KeysChanged("a layer computes attention in its own module, which packed rows cannot follow")
 
-    def attend_to_source(self, layer: Layer, shown: Tensor) -> None:
+    def attend_to_source(self, layer: CacheLayer, shown: Tensor) -> None:
         """The next attention reads a source's keys and values; the model is `shown` a stand-in for both."""
         self.current, self.is_cross_attention, self.returned = layer, True, (shown, shown)
 
@@ -197,7 +197,7 @@ class RaggedStates(Cache):
             return None
         return self._rules[id(mask)]
 
-    def plan(self, mask: Tensor | None, group: int, bias: Tensor | None = None) -> Plan:
+    def plan(self, mask: Tensor | None, group: int, bias: Tensor | None = None) -> AttentionPlan:
         """How to attend under this mask, worked out for the first layer that asks. Keeping the mask keeps its id."""
         key = (id(mask), id(bias), group)
         if key not in self._plans:
@@ -263,12 +263,12 @@ class CrossStates:
     counts: tuple[int, ...]  # new tokens of each group
     reach: Reach | None = None  # in the place of those three where only the device knows them
     layers: list[_CrossLayer] = field(init=False)
-    _plans: dict[int, Plan] = field(default_factory=dict)
+    _plans: dict[int, AttentionPlan] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.layers = [_CrossLayer(self, index) for index in range(len(self.cache.layers))]
 
-    def plan(self, group: int, form: Form, device: torch.device) -> Plan:
+    def plan(self, group: int, form: Form, device: torch.device) -> AttentionPlan:
         if group not in self._plans:
             self._plans[group] = plan_across(self.slots, self.lengths, self.counts, group, device, form)
         return self._plans[group]

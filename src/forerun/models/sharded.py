@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from forerun.cache.base import KeyValueCache
-from forerun.cache.journal import Change, Journal
+from forerun.cache.journal import CacheJournal, Change
 from forerun.errors import UnsupportedModel
 
 
@@ -170,7 +170,7 @@ class Counterparts:
 
     def __init__(self, ranks: Ranks, number: int, cache: KeyValueCache) -> None:
         self._ranks, self._number = ranks, number
-        self._cache, self._journal = cache, Journal()
+        self._cache, self._journal = cache, CacheJournal()
         cache.journal = self._journal
         self._closing = weakref.finalize(self, ranks.close, number)
 

@@ -24,19 +24,19 @@ class RowRound:
 
 
 @dataclass(frozen=True, slots=True)
-class Trace:
+class AcceptanceTrace:
     """Every prompt decoded with drafts of one length."""
 
     length: int
     rows: Mapping[int, tuple[RowRound, ...]]  # by prompt
 
-    def cut(self, length: int) -> Trace:
+    def cut(self, length: int) -> AcceptanceTrace:
         """The same rounds, had they drafted less: right for each of them, but shorter drafts begin elsewhere."""
         rows = {
             row: tuple(RowRound(min(r.drafted, length), min(r.accepted, length), r.copied) for r in rounds)
             for row, rounds in self.rows.items()
         }
-        return Trace(length, rows)
+        return AcceptanceTrace(length, rows)
 
     @property
     def rounds(self) -> Iterator[RowRound]:
@@ -59,12 +59,12 @@ class Trace:
 
 
 @dataclass(frozen=True, slots=True)
-class Acceptance:
+class CountedAcceptance:
     """One drafter at one temperature."""
 
     drafter: str
     temperature: float
-    traces: Mapping[int, Trace]  # by draft length, the shortest first
+    traces: Mapping[int, AcceptanceTrace]  # by draft length, the shortest first
 
     @property
     def alpha(self) -> float:
@@ -74,7 +74,7 @@ class Acceptance:
         return sum(r.accepted for r in rounds) / reached if reached else 0.0
 
     @property
-    def longest(self) -> Trace:
+    def longest(self) -> AcceptanceTrace:
         return self.traces[max(self.traces)]
 
     def facts(self) -> dict[str, Any]:
@@ -94,13 +94,15 @@ class Acceptance:
         }
 
 
-def measure_acceptance(runner: RoundRunner, batches: Sequence[PromptBatch], lengths: Sequence[int]) -> Acceptance:
+def measure_acceptance(
+    runner: RoundRunner, batches: Sequence[PromptBatch], lengths: Sequence[int]
+) -> CountedAcceptance:
     """Decode all prompts with each of `lengths`; only counts are kept, no times."""
     traces = {length: _trace(runner, batches, length) for length in sorted(lengths)}
-    return Acceptance(runner.name, batches[0].temperature, traces)
+    return CountedAcceptance(runner.name, batches[0].temperature, traces)
 
 
-def _trace(runner: RoundRunner, batches: Sequence[PromptBatch], length: int) -> Trace:
+def _trace(runner: RoundRunner, batches: Sequence[PromptBatch], length: int) -> AcceptanceTrace:
     rows: dict[int, list[RowRound]] = {}
     for batch in batches:
         for timed in runner.rounds(batch, lambda: length):
@@ -108,4 +110,4 @@ def _trace(runner: RoundRunner, batches: Sequence[PromptBatch], length: int) -> 
             for row, before, drafted, accepted, copied in columns:
                 if before < batch.new_tokens:
                     rows.setdefault(row, []).append(RowRound(drafted, accepted, copied))
-    return Trace(length, {row: tuple(rounds) for row, rounds in rows.items()})
+    return AcceptanceTrace(length, {row: tuple(rounds) for row, rounds in rows.items()})

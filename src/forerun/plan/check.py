@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import islice
 from statistics import fmean
 
-from forerun.plan.predict import Prediction
+from forerun.plan.predict import LengthPrediction
 from forerun.plan.rounds import PromptBatch, RoundRunner, TimedRound, full_rounds
 from forerun.plan.settings import Extent
 
@@ -112,7 +112,7 @@ def run_lengths(
     ]
 
 
-def compare_with_runs(best: Prediction, checked: Sequence[LengthRun]) -> PlanVerdict:
+def compare_with_runs(best: LengthPrediction, checked: Sequence[LengthRun]) -> PlanVerdict:
     """`checked` holds plain decoding and the predicted best."""
     predicted = next(entry for entry in checked if entry.length == best.length)
     fastest = max(checked, key=lambda entry: (entry.factor, -entry.length))

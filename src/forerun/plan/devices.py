@@ -109,7 +109,7 @@ class ModelShape:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class DeviceLayout:
     """A target split over `split` devices, with `copies` of that."""
 
     split: int
@@ -123,7 +123,7 @@ class Layout:
     tokens_per_second: float  # of all copies
 
 
-def layouts(shape: ModelShape, settings: DeviceSettings) -> list[Layout]:
+def layouts(shape: ModelShape, settings: DeviceSettings) -> list[DeviceLayout]:
     """All that fit: copies of 1, 2, 4 ... devices whose number divides the heads. None fit: an error that says why."""
     found = [_layout(shape, settings, split) for split in splits(shape, settings.devices)]
     fitting = [layout for layout in found if layout is not None]
@@ -154,7 +154,7 @@ def splits(shape: ModelShape, devices: int) -> list[int]:
     return [n for n in range(1, devices + 1) if shape.heads % n == 0 and shape.key_heads % n == 0]
 
 
-def _layout(shape: ModelShape, settings: DeviceSettings, split: int) -> Layout | None:
+def _layout(shape: ModelShape, settings: DeviceSettings, split: int) -> DeviceLayout | None:
     from forerun.math.theory import expected_tokens  # brings torch, which the command's help can do without
 
     copies = settings.devices // split
@@ -166,7 +166,7 @@ def _layout(shape: ModelShape, settings: DeviceSettings, split: int) -> Layout |
         return None
     seconds = round_seconds(shape, settings, split, rows)
     gained = expected_tokens(settings.alpha, settings.draft_length)
-    return Layout(
+    return DeviceLayout(
         split,
         copies,
         weight_bytes,

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from forerun.math.theory import best_draft_length, expected_tokens
 from forerun.measure.plot import BLACK, COLOURS, GREY, Figure, Panel, Series
-from forerun.plan.acceptance import Acceptance
+from forerun.plan.acceptance import CountedAcceptance
 from forerun.plan.results import DrafterPlan, PlanResults
 
 T = TypeVar("T")
@@ -45,7 +45,7 @@ def _figure_2(results: PlanResults, colours: Mapping[str, str]) -> Panel:
     return Panel(title, "alpha: chance that a drafted token is kept", "tokens a round", (*theory, *counted))
 
 
-def _counted(acceptance: Acceptance, colour: str, marker: str) -> Series:
+def _counted(acceptance: CountedAcceptance, colour: str, marker: str) -> Series:
     tokens = {length: 1 + sum(trace.survival()) for length, trace in acceptance.traces.items()}
     return Series(
         f"{acceptance.drafter}, temperature {acceptance.temperature:g}: counted",

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from forerun.math.theory import expected_tokens, operations_factor, walltime_factor
-from forerun.plan.acceptance import Acceptance, Trace
+from forerun.plan.acceptance import AcceptanceTrace, CountedAcceptance
 from forerun.plan.costs import RoundCosts
 
 NOTHING_GAINED = 1.02  # a factor below this is within what timings differ by from day to day: not worth a drafter
@@ -23,7 +23,7 @@ class Formula:
 
 
 @dataclass(frozen=True, slots=True)
-class Prediction:
+class LengthPrediction:
     """One draft length at one batch size and temperature, rounds with every row in flight."""
 
     length: int
@@ -47,12 +47,12 @@ class _Replay:
 
 
 def predict(
-    acceptance: Acceptance, costs: RoundCosts, lengths: Sequence[int], operations_ratio: float
-) -> list[Prediction]:
+    acceptance: CountedAcceptance, costs: RoundCosts, lengths: Sequence[int], operations_ratio: float
+) -> list[LengthPrediction]:
     """For plain decoding (length 0) and each of `lengths`. `operations_ratio`: a draft step over a target step."""
     alpha = acceptance.alpha
     plain_rate = costs.batch / costs.plain
-    predictions = [Prediction(0, 1.0, costs.plain, plain_rate, 1.0, 1.0, True, Formula(1.0, 1.0, 1.0))]
+    predictions = [LengthPrediction(0, 1.0, costs.plain, plain_rate, 1.0, 1.0, True, Formula(1.0, 1.0, 1.0))]
     for length in lengths:
         trace = acceptance.traces.get(length)
         replay = _between(acceptance, costs, length) if trace is None else _replay(trace, costs)
@@ -63,7 +63,7 @@ def predict(
             operations=operations_factor(alpha, length, operations_ratio),
         )
         predictions.append(
-            Prediction(
+            LengthPrediction(
                 length=length,
                 tokens_per_round=replay.tokens / costs.batch,
                 seconds_per_round=replay.seconds,
@@ -77,13 +77,13 @@ def predict(
     return predictions
 
 
-def best(predictions: Sequence[Prediction]) -> Prediction:
+def best(predictions: Sequence[LengthPrediction]) -> LengthPrediction:
     """The fastest, the shortest among equals; plain decoding unless something beats it by more than nothing."""
     top = max(predictions, key=lambda p: (p.factor, -p.length))
     return top if top.factor > NOTHING_GAINED else predictions[0]
 
 
-def _replay(trace: Trace, costs: RoundCosts) -> _Replay:
+def _replay(trace: AcceptanceTrace, costs: RoundCosts) -> _Replay:
     """The counted rounds again, put together into batches and priced; a batch is over when its first row is."""
     rows = list(trace.rows.values())
     num_rounds = tokens = scored = drawn = 0
@@ -101,7 +101,7 @@ def _replay(trace: Trace, costs: RoundCosts) -> _Replay:
     return _Replay(tokens / n, seconds / n, scored / n, drawn / n)
 
 
-def _between(acceptance: Acceptance, costs: RoundCosts, length: int) -> _Replay:
+def _between(acceptance: CountedAcceptance, costs: RoundCosts, length: int) -> _Replay:
     """The next longer trace cut to `length`, for the shape; its error at the next shorter one, where it is known, is
     taken off in proportion."""
     low, high = next((a, b) for a, b in pairwise(sorted(acceptance.traces)) if a < length < b)

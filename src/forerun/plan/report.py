@@ -11,7 +11,7 @@ from forerun.measure.record import Record
 from forerun.measure.table import NOTHING, Table
 from forerun.plan.check import SPEED_TOLERANCE, LengthRun
 from forerun.plan.plot import figure
-from forerun.plan.predict import Prediction
+from forerun.plan.predict import LengthPrediction
 from forerun.plan.results import Advice, DrafterPlan, PlanResults, advise
 
 SHOWN = (1, 2, 4, 8, 16, 32)  # draft lengths and places that get a column
@@ -153,7 +153,7 @@ def _plan(plan: DrafterPlan) -> Table:
     return Table(f"{_where(plan)}: {plan.drafter}", headings, tuple(rows))
 
 
-def _line(entry: Prediction, checked: LengthRun | None, is_best: bool) -> tuple[str, ...]:
+def _line(entry: LengthPrediction, checked: LengthRun | None, is_best: bool) -> tuple[str, ...]:
     return (
         f"{entry.length}{BEST if is_best else ''}",
         f"{entry.tokens_per_round:.2f}",

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from forerun.plan.acceptance import Acceptance
+from forerun.plan.acceptance import CountedAcceptance
 from forerun.plan.check import LengthRun, PlanVerdict
 from forerun.plan.costs import RoundCosts
-from forerun.plan.predict import NOTHING_GAINED, Prediction
+from forerun.plan.predict import NOTHING_GAINED, LengthPrediction
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,13 +18,13 @@ class DrafterPlan:
     drafter: str
     batch: int
     temperature: float
-    predictions: tuple[Prediction, ...]
+    predictions: tuple[LengthPrediction, ...]
     best: int  # draft length; 0 where plain decoding is best
     checked: tuple[LengthRun, ...] = ()
     verdict: PlanVerdict | None = None
 
     @property
-    def predicted(self) -> Prediction:
+    def predicted(self) -> LengthPrediction:
         return next(entry for entry in self.predictions if entry.length == self.best)
 
     @property
@@ -57,7 +57,7 @@ class PlanResults:
     """Everything that was measured, predicted and checked until now."""
 
     operations: Mapping[str, float]  # of each drafter, the arithmetic of a draft step over that of a target step
-    acceptance: list[Acceptance] = field(default_factory=list)
+    acceptance: list[CountedAcceptance] = field(default_factory=list)
     costs: list[RoundCosts] = field(default_factory=list)
     plans: list[DrafterPlan] = field(default_factory=list)
     complete: bool = False

@@ -10,7 +10,7 @@ from typing import TypeVar
 from forerun.errors import InvalidArgument
 from forerun.measure.progress import Reporter
 from forerun.measure.turns import Outcome, Turn, take_turns
-from forerun.plan.acceptance import Acceptance, measure_acceptance
+from forerun.plan.acceptance import CountedAcceptance, measure_acceptance
 from forerun.plan.check import compare_with_runs, lengths_to_run, run_lengths
 from forerun.plan.costs import RoundCosts, measure_costs
 from forerun.plan.predict import best, predict
@@ -50,7 +50,7 @@ class _Parts:
     ) -> None:
         self.plain, self.drafters, self.prompts, self.settings = plain, drafters, prompts, settings
         self.results = PlanResults({runner.name: runner.operations_ratio for runner in drafters})
-        self.acceptance: dict[tuple[str, float], Acceptance] = {}
+        self.acceptance: dict[tuple[str, float], CountedAcceptance] = {}
 
     def turns(self) -> Iterator[Turn]:
         """Their costs are about the texts that are decoded."""

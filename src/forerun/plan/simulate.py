@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
 from math import exp
 
-from forerun.plan.devices import DeviceSettings, Layout, ModelShape, pass_seconds, round_seconds
+from forerun.plan.devices import DeviceLayout, DeviceSettings, ModelShape, pass_seconds, round_seconds
 
 OUTPUT_SHARE = 0.25  # of the context is written, the rest is the prompt
 BEFORE = -1.0  # when requests arrived that are there at the beginning: they are not told of
@@ -25,7 +25,7 @@ MOST_ROUNDS, LEAST = 3_000_000, 200  # rounds of all of them, some seconds' work
 class Waiting:
     """What the requests of one layout met."""
 
-    layout: Layout
+    layout: DeviceLayout
     served: int
     first_token: tuple[float, float]  # seconds, median and 95th of 100
     each_token: tuple[float, float]  # seconds a token after the first
@@ -53,7 +53,7 @@ class _Copy:
         return len(self.waiting) + len(self.running)
 
 
-def simulate(shape: ModelShape, settings: DeviceSettings, layout: Layout, seed: int = 0) -> Waiting:
+def simulate(shape: ModelShape, settings: DeviceSettings, layout: DeviceLayout, seed: int = 0) -> Waiting:
     """Requests of a Poisson process, until all of them are answered. Copies begin with the rows that they have in the
     long run, so that answers which take longer than requests are simulated for do not look like an idle machine."""
     assert settings.rate is not None
@@ -61,7 +61,7 @@ def simulate(shape: ModelShape, settings: DeviceSettings, layout: Layout, seed: 
 
 
 class _Simulation:
-    def __init__(self, shape: ModelShape, settings: DeviceSettings, layout: Layout, draws: random.Random) -> None:
+    def __init__(self, shape: ModelShape, settings: DeviceSettings, layout: DeviceLayout, draws: random.Random) -> None:
         self.shape, self.settings, self.layout, self.draws = shape, settings, layout, draws
         self.copies = [_Copy() for _ in range(layout.copies)]
         self.most_rows = max(1, layout.key_tokens // settings.context)

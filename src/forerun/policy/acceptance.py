@@ -52,7 +52,7 @@ class EvidenceClass(Rate):
         self.number = -1
 
 
-class Row(Rate):
+class RowAcceptance(Rate):
     """How a request's draft tokens fared, beside what their classes promised."""
 
     __slots__ = ("expected",)
@@ -79,7 +79,7 @@ class Acceptance:
     def __init__(self, places: int) -> None:
         self._places = places
         self._classes: dict[int, EvidenceClass] = {}
-        self._rows: dict[int, Row] = {}  # by request id
+        self._rows: dict[int, RowAcceptance] = {}  # by request id
         self._all = Rate()
         self._unknown = EvidenceClass(places)
         self._number = 0  # of observations: each changes what is expected of all classes
@@ -107,7 +107,7 @@ class Acceptance:
         """Count one verified draft. What a row that ended left unkept was cut off, not rejected."""
         if (known := self._classes.get(_clamp(evidence))) is None:
             known = self._classes[_clamp(evidence)] = EvidenceClass(self._places)
-        row, prior = self._rows.setdefault(request, Row()), PLACE_WEIGHT * self._rate_of(known)
+        row, prior = self._rows.setdefault(request, RowAcceptance()), PLACE_WEIGHT * self._rate_of(known)
         tried = min(accepted if ended else min(accepted + 1, drafted), self._places)
         for place in range(tried):
             hit = place < accepted

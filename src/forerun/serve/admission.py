@@ -13,7 +13,7 @@ from forerun.serve.errors import RETRY_AFTER, ApiError
 class Place:
     """One sequence's place in the queue, then among those that decode: `async with place` waits for the latter."""
 
-    def __init__(self, admission: Admission, tokens: int) -> None:
+    def __init__(self, admission: RequestAdmission, tokens: int) -> None:
         self.tokens = tokens
         self.is_running = False
         self._admission = admission
@@ -36,7 +36,7 @@ class Place:
         self._admission.remove(self)
 
 
-class Admission:
+class RequestAdmission:
     """Used by one event loop. Sequences of one request enter together, and then each runs as soon as it can."""
 
     def __init__(self, max_rows: int, max_queued: int, max_queued_tokens: int) -> None:

@@ -16,7 +16,7 @@ PROMPT = "prompt"
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class TextPiece:
     """The text of one token; a character that spans several tokens belongs to the last of them."""
 
     text: str
@@ -52,23 +52,23 @@ class AnswerText:
         self._text = StreamDecoder(tokenizer, context)
         # As a sequence of its own: behind a special token that opens it, a space is written that is not sent.
         self._written = StreamDecoder(tokenizer, self._text.with_text(), skip_special=False) if stops else None
-        self._held: list[tuple[Piece, str]] = []  # with what stop strings are looked for in
+        self._held: list[tuple[TextPiece, str]] = []  # with what stop strings are looked for in
         self._num_unstopped = num_unstopped
         self._safe = 0  # characters that are held of those tokens: no stop string ends among them
 
-    def push_all(self, gained: Sequence[Gained]) -> list[Piece]:
+    def push_all(self, gained: Sequence[Gained]) -> list[TextPiece]:
         """What can be sent after rounds, up to a stop string."""
         if not self.by_token:
             tokens = [token for progress in gained for token in progress.tokens]
             text = self._text.push(*tokens)
-            return [Piece(text, tokens[-1], PLAIN)] if text else []
-        pieces: list[Piece] = []
+            return [TextPiece(text, tokens[-1], PLAIN)] if text else []
+        pieces: list[TextPiece] = []
         for progress in gained:
             if not self.has_stopped:
                 pieces += self.push(progress)
         return pieces
 
-    def push(self, progress: Gained) -> list[Piece]:
+    def push(self, progress: Gained) -> list[TextPiece]:
         """What can be sent after a round, token by token."""
         logprobs = progress.logprobs or (None,) * len(progress.tokens)
         names = [origin.value for origin in progress.origins]
@@ -77,21 +77,23 @@ class AnswerText:
             written = text if self._written is None else self._written.push(token)
             if len(self._text.tokens) <= self._num_unstopped:
                 self._safe += len(written)
-            self._held.append((Piece(text, token, origin, logprob, is_end=not text and token in self.hidden), written))
+            self._held.append(
+                (TextPiece(text, token, origin, logprob, is_end=not text and token in self.hidden), written)
+            )
         return self._release()
 
-    def finish(self) -> list[Piece]:
+    def finish(self) -> list[TextPiece]:
         """The rest, once nothing more comes."""
         if self.has_stopped:
             return []
         if rest := self._text.finish():  # bytes that never became a character
             written = rest if self._written is None else self._written.finish()
-            self._held.append((Piece(rest, self._text.tokens[-1], PLAIN, is_token=False), written))
+            self._held.append((TextPiece(rest, self._text.tokens[-1], PLAIN, is_token=False), written))
         ready = self._release()
         held, self._held = self._held, []
         return [*ready, *_told(held)]
 
-    def _release(self) -> list[Piece]:
+    def _release(self) -> list[TextPiece]:
         text = "".join(written for _, written in self._held)
         starts = ((stop, max(self._safe - len(stop) + 1, 0)) for stop in self.stops)
         found = [place for stop, start in starts if (place := text.find(stop, start)) >= 0]
@@ -100,7 +102,7 @@ class AnswerText:
             return self._take(min(found), cut=True)
         return self._take(len(text) - overlap(text, self.stops))
 
-    def _take(self, end: int, cut: bool = False) -> list[Piece]:
+    def _take(self, end: int, cut: bool = False) -> list[TextPiece]:
         """Pieces that lie before `end`; the one across it stays, or is `cut` there and the rest dropped.
 
         What is sent of a token and what is written of it end alike; a first space may be in one of them alone.
@@ -121,7 +123,7 @@ class AnswerText:
         return _told(taken)
 
 
-def _told(held: Sequence[tuple[Piece, str]]) -> list[Piece]:
+def _told(held: Sequence[tuple[TextPiece, str]]) -> list[TextPiece]:
     """Without ends that have neither a text nor a log-probability to tell."""
     return [piece for piece, _ in held if not piece.is_end or piece.logprob is not None]
 

@@ -34,7 +34,7 @@ class Gained(Protocol):
     def logprobs(self) -> Sequence[TokenLogprob]: ...
 
 
-class Ending(Protocol):
+class SequenceEnding(Protocol):
     """How a sequence ended."""
 
     @property
@@ -59,7 +59,7 @@ class TokenStream(Protocol):
     async def listen(self, hear: Hear) -> None:
         """Have `hear` told of all that comes, as it comes, until that is enough or nothing more will."""
 
-    async def finished(self) -> Ending:
+    async def finished(self) -> SequenceEnding:
         """Once it has ended."""
 
     def close(self) -> None:
@@ -122,7 +122,7 @@ class LocalStream:
         while (gained := await self._stream.gathered()) and hear(gained):
             pass
 
-    async def finished(self) -> Ending:
+    async def finished(self) -> SequenceEnding:
         return await self._stream.finished()
 
     def close(self) -> None:

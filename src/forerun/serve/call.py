@@ -15,7 +15,7 @@ from starlette.responses import Response, StreamingResponse
 from forerun.engine import Request
 from forerun.serve.direct import writer_of
 from forerun.serve.errors import told
-from forerun.serve.formats import WRITER, Answer, Format, event, usage
+from forerun.serve.formats import WRITER, Answer, AnswerFormat, event, usage
 from forerun.serve.schemas import Generation, StreamOptions
 from forerun.serve.text import Asked, Choice, Gain, TextService
 
@@ -32,7 +32,7 @@ class Call:
     """Requests of the engine, and how their answer is written."""
 
     requests: Sequence[Request]
-    format: Format
+    format: AnswerFormat
     num_prompt_tokens: int
     asked: Asked
     best_of: int = 1  # of so many sequences of each prompt ...

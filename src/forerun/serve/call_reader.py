@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from forerun.serve.answer_text import Piece, overlap
+from forerun.serve.answer_text import TextPiece, overlap
 from forerun.serve.call_formats import Tools
 
 ID_LETTERS = string.ascii_letters + string.digits
@@ -59,7 +59,7 @@ class CallReader:
         """Whether all calls that were begun have come to their end, and there are some."""
         return bool(self.calls) and all(call.is_complete for call in self.calls)
 
-    def push(self, pieces: Sequence[Piece]) -> Part:
+    def push(self, pieces: Sequence[TextPiece]) -> Part:
         part = Part()
         for piece in pieces:
             if self._is_text and piece.token == self._tools.mark_token:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from forerun.engine.row import TokenLogprob
-from forerun.serve.answer_text import PROMPT, Piece
+from forerun.serve.answer_text import PROMPT, TextPiece
 from forerun.serve.backend import Backend
 from forerun.text import pieces as texts_of
 
@@ -19,16 +19,16 @@ class Echo:
 
     def __init__(self, tokenizer: Any, backend: Backend, alternatives: int | None) -> None:
         self._tokenizer, self._backend, self._alternatives = tokenizer, backend, alternatives
-        self._made: dict[tuple[int, ...], list[Piece]] = {}
+        self._made: dict[tuple[int, ...], list[TextPiece]] = {}
         self._turn = asyncio.Lock()
 
-    async def of(self, prompt: tuple[int, ...]) -> list[Piece]:
+    async def of(self, prompt: tuple[int, ...]) -> list[TextPiece]:
         async with self._turn:
             if prompt not in self._made:
                 self._made[prompt] = await self._make(prompt)
         return self._made[prompt]
 
-    async def _make(self, prompt: tuple[int, ...]) -> list[Piece]:
+    async def _make(self, prompt: tuple[int, ...]) -> list[TextPiece]:
         found: Sequence[TokenLogprob | None] = (None,) * len(prompt)
         if self._alternatives is not None:
             found = await self._backend.prompt_logprobs(prompt, self._alternatives)
@@ -36,6 +36,6 @@ class Echo:
             return self._pieces(prompt, found)
         return await asyncio.to_thread(self._pieces, prompt, found)
 
-    def _pieces(self, prompt: tuple[int, ...], found: Sequence[TokenLogprob | None]) -> list[Piece]:
+    def _pieces(self, prompt: tuple[int, ...], found: Sequence[TokenLogprob | None]) -> list[TextPiece]:
         texts = texts_of(self._tokenizer, prompt)
-        return [Piece(text, token, PROMPT, lp) for text, token, lp in zip(texts, prompt, found, strict=True)]
+        return [TextPiece(text, token, PROMPT, lp) for text, token, lp in zip(texts, prompt, found, strict=True)]

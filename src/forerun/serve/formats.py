@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 from forerun.engine import Stats
 from forerun.engine.row import TokenLogprob
-from forerun.serve.answer_text import Piece
+from forerun.serve.answer_text import TextPiece
 from forerun.serve.call_formats import Tools
 from forerun.serve.call_reader import CallReader
 from forerun.serve.model import ServedModel
@@ -32,7 +32,7 @@ def event(answer: Answer) -> bytes:
     return f"data: {WRITER.encode(answer)}\n\n".encode()
 
 
-class Format(ABC):
+class AnswerFormat(ABC):
     """One answer: its identity, its choices, its usage."""
 
     prefix: ClassVar[str]
@@ -55,7 +55,7 @@ class Format(ABC):
         """A choice of an answer in one piece."""
 
     @abstractmethod
-    def part(self, index: int, pieces: Sequence[Piece], finish_reason: str | None) -> Answer:
+    def part(self, index: int, pieces: Sequence[TextPiece], finish_reason: str | None) -> Answer:
         """A choice of a chunk."""
 
     def opening(self, index: int) -> str | None:
@@ -112,7 +112,7 @@ class Format(ABC):
             "system_fingerprint": f"forerun-{__version__}",
         }
 
-    def _extras(self, pieces: Sequence[Piece]) -> Answer:
+    def _extras(self, pieces: Sequence[TextPiece]) -> Answer:
         if not self.origins:
             return {}
         return {"origins": [{"text": piece.text, "origin": piece.origin} for piece in pieces if not piece.is_end]}
@@ -121,7 +121,7 @@ class Format(ABC):
         return self.model.token_bytes(token).decode("utf-8", "replace")
 
 
-class ChatFormat(Format):
+class ChatFormat(AnswerFormat):
     """Of `/v1/chat/completions`."""
 
     prefix, kind, chunk_kind = "chatcmpl", "chat.completion", "chat.completion.chunk"
@@ -155,7 +155,7 @@ class ChatFormat(Format):
             **self._extras(choice.pieces),
         }
 
-    def part(self, index: int, pieces: Sequence[Piece], finish_reason: str | None) -> Answer:
+    def part(self, index: int, pieces: Sequence[TextPiece], finish_reason: str | None) -> Answer:
         return {
             "index": index,
             "delta": self._delta(index, pieces, finish_reason is not None),
@@ -167,7 +167,7 @@ class ChatFormat(Format):
     def says_something(self, part: Answer) -> bool:
         return any(part["delta"].values())
 
-    def _delta(self, index: int, pieces: Sequence[Piece], is_last: bool) -> Answer:
+    def _delta(self, index: int, pieces: Sequence[TextPiece], is_last: bool) -> Answer:
         """Text, and calls: each begins with its id and name, and its arguments follow as they come."""
         if self._tools is None:
             text = "".join(piece.text for piece in pieces)
@@ -182,7 +182,7 @@ class ChatFormat(Format):
         has_called = index in self._readers and self._readers[index].has_called
         return "tool_calls" if has_called and finish_reason == "stop" else finish_reason
 
-    def _logprobs(self, pieces: Sequence[Piece]) -> Answer | None:
+    def _logprobs(self, pieces: Sequence[TextPiece]) -> Answer | None:
         if not self.logprobs:
             return None
         entries = [piece.logprob for piece in pieces if piece.logprob is not None and not piece.is_end]
@@ -196,7 +196,7 @@ class ChatFormat(Format):
         return {"token": self._token(token), "logprob": max(logprob, LEAST_LOGPROB), "bytes": list(written)}
 
 
-class CompletionFormat(Format):
+class CompletionFormat(AnswerFormat):
     """Of `/v1/completions`."""
 
     prefix, kind, chunk_kind = "cmpl", "text_completion", "text_completion"
@@ -209,7 +209,7 @@ class CompletionFormat(Format):
     def whole_choice(self, index: int, choice: Choice) -> Answer:
         return self.part(index, choice.pieces, choice.finish_reason)
 
-    def part(self, index: int, pieces: Sequence[Piece], finish_reason: str | None) -> Answer:
+    def part(self, index: int, pieces: Sequence[TextPiece], finish_reason: str | None) -> Answer:
         logprobs = self._logprobs(pieces, self._sent[index])
         text = "".join(piece.text for piece in pieces)
         self._sent[index] += len(text)
@@ -224,7 +224,7 @@ class CompletionFormat(Format):
     def says_something(self, part: Answer) -> bool:
         return bool(part["text"])
 
-    def _logprobs(self, pieces: Sequence[Piece], start: int) -> Answer | None:
+    def _logprobs(self, pieces: Sequence[TextPiece], start: int) -> Answer | None:
         if not self.logprobs:
             return None
         offsets, end = [], start

@@ -13,7 +13,7 @@ from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
 from forerun.engine import Stats
-from forerun.serve.admission import Admission
+from forerun.serve.admission import RequestAdmission
 from forerun.serve.backend import State
 
 LABELS = ("model_name", "engine")
@@ -76,7 +76,9 @@ class TimesOfTokens(Collector):
 class Metrics:
     """Counts of one server. Everything is written by the event loop's thread."""
 
-    def __init__(self, model_name: str, admission: Admission, state: Callable[[], State], label: str = "0") -> None:
+    def __init__(
+        self, model_name: str, admission: RequestAdmission, state: Callable[[], State], label: str = "0"
+    ) -> None:
         self.registry = CollectorRegistry()
         self._values = (model_name, label)
         self.registry.register(EngineCollector(state, self._values))

@@ -52,7 +52,7 @@ Bias = Annotated[float, Field(ge=-100, le=100)]
 Choices = Annotated[list[Prompt], Field(min_length=1, max_length=1000)]
 
 
-class Body(BaseModel):
+class RequestBody(BaseModel):
     """Nothing is ignored, and nothing is converted: "1" is no number."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
@@ -68,14 +68,14 @@ class Body(BaseModel):
         return {name: value for name, value in given.items() if name in names or name == unknown}
 
 
-class StreamOptions(Body):
+class StreamOptions(RequestBody):
     """Of OpenAI, and vLLM's `continuous_usage_stats`."""
 
     include_usage: bool | None = Field(None, description="A last chunk without choices tells the usage.")
     continuous_usage_stats: bool | None = Field(None, description="Every chunk tells the usage so far.")
 
 
-class Speculation(Body):
+class Speculation(RequestBody):
     """How this request is drafted for. None of it changes the law of the text."""
 
     enabled: bool | None = Field(None, description="False decodes this request plainly, beside others that draft.")
@@ -84,7 +84,7 @@ class Speculation(Body):
     origins: bool | None = Field(None, description="Every choice and chunk tells where each token came from.")
 
 
-class JsonSchema(Body):
+class JsonSchema(RequestBody):
     """Of `response_format`."""
 
     name: Annotated[str, Field(max_length=64)]
@@ -93,7 +93,7 @@ class JsonSchema(Body):
     strict: bool | None = Field(None, description="The schema is always kept to.")
 
 
-class ResponseFormat(Body):
+class ResponseFormat(RequestBody):
     """What the text must be."""
 
     type: Literal["text", "json_object", "json_schema"]
@@ -108,7 +108,7 @@ class ResponseFormat(Body):
         return self
 
 
-class StructuredOutputs(Body):
+class StructuredOutputs(RequestBody):
     """What the text must be, as vLLM says it since 0.12; before that each had a field of its own, `guided_json` say."""
 
     json_: dict[str, Any] | str | None = Field(None, alias="json", description="A JSON schema.")
@@ -133,21 +133,21 @@ class StructuredOutputs(Body):
         return [(kind, value) for kind, value in named if value is not None]
 
 
-class TextPart(Body):
+class TextPart(RequestBody):
     """The only kind of content there is."""
 
     type: Literal["text"]
     text: str
 
 
-class Prediction(Body):
+class Prediction(RequestBody):
     """What the answer is expected to be, such as a file that is to be changed in a few places."""
 
     type: Literal["content"]
     content: str | Annotated[list[TextPart], Field(min_length=1, fail_fast=True)]
 
 
-class Generation(Body):
+class Generation(RequestBody):
     """What chats and completions share."""
 
     model: str | None = Field(None, description="As /v1/models names it.")
@@ -207,7 +207,7 @@ class CompletionBody(Generation):
     suffix: Literal[""] | None = Field(None, description="Not offered: models here only continue.")
 
 
-class Function(Body):
+class Function(RequestBody):
     """A tool that the model may ask its client to call."""
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.:-]{1,64}$")]
@@ -216,34 +216,34 @@ class Function(Body):
     strict: bool | None = Field(None, description="The schema is always kept to.")
 
 
-class Tool(Body):
+class Tool(RequestBody):
     """The only kind of tool there is."""
 
     type: Literal["function"]
     function: Function
 
 
-class FunctionName(Body):
+class FunctionName(RequestBody):
     """Of the tool that must be called."""
 
     name: str
 
 
-class NamedTool(Body):
+class NamedTool(RequestBody):
     """A `tool_choice`: this one must be called."""
 
     type: Literal["function"]
     function: FunctionName
 
 
-class CalledFunction(Body):
+class CalledFunction(RequestBody):
     """What an earlier answer called, as it was told."""
 
     name: str
     arguments: Annotated[str, Field(description="A JSON object, as text.")]
 
 
-class EarlierCall(Body):
+class EarlierCall(RequestBody):
     """Of an earlier answer."""
 
     id: str
@@ -251,7 +251,7 @@ class EarlierCall(Body):
     function: CalledFunction
 
 
-class Message(Body):
+class Message(RequestBody):
     """One turn."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
@@ -305,7 +305,7 @@ class ChatBody(Generation):
         return self
 
 
-class TokenizeBody(Body):
+class TokenizeBody(RequestBody):
     """`POST /tokenize`: a text, or a chat as the model reads it."""
 
     model: str | None = None
@@ -325,7 +325,7 @@ class TokenizeBody(Body):
         return self
 
 
-class DetokenizeBody(Body):
+class DetokenizeBody(RequestBody):
     """`POST /detokenize`."""
 
     model: str | None = None

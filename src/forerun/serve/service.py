@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from forerun.serve.admission import Admission
+from forerun.serve.admission import RequestAdmission
 from forerun.serve.backend import Backend
 from forerun.serve.errors import shutting_down
 from forerun.serve.metrics import Metrics
@@ -17,7 +17,7 @@ class Service:
         self, card: Card, backend: Backend, settings: ServiceSettings, max_rows: int, engine: str = "0"
     ) -> None:
         self.card, self.backend, self.settings = card, backend, settings
-        self.admission = Admission(max_rows, settings.max_queued, settings.max_queued_tokens)
+        self.admission = RequestAdmission(max_rows, settings.max_queued, settings.max_queued_tokens)
         self.metrics = Metrics(card.name, self.admission, lambda: backend.state, engine)
         # Seconds: many long prompts, or a batch of recordings, may be read before the engine comes around, and kernels
         # compiled on the way.

@@ -13,8 +13,8 @@ from functools import partial
 from forerun.engine import FinishReason, Request, Stats
 from forerun.errors import ForerunError
 from forerun.serve.admission import Place
-from forerun.serve.answer_text import AnswerText, Piece
-from forerun.serve.backend import Backend, Ending, Gained, TokenStream
+from forerun.serve.answer_text import AnswerText, TextPiece
+from forerun.serve.backend import Backend, Gained, SequenceEnding, TokenStream
 from forerun.serve.echo import Echo
 from forerun.serve.errors import ApiError, shutting_down, told
 from forerun.serve.metrics import Times
@@ -33,7 +33,7 @@ class Choice:
     index: int
     request: Request
     num_tokens: int = 0
-    pieces: list[Piece] = field(default_factory=list)
+    pieces: list[TextPiece] = field(default_factory=list)
     finish_reason: str | None = None
     stats: Stats = field(default_factory=Stats)
     mean_logprob: float = 0.0
@@ -49,7 +49,7 @@ class Gain:
     """What one choice has to tell: pieces, and with the last of them how it ended."""
 
     choice: Choice
-    pieces: list[Piece]
+    pieces: list[TextPiece]
     finish_reason: str | None
 
 
@@ -187,7 +187,7 @@ class TextService(Service):
             self.metrics.count_tokens(result.stats.num_emitted_tokens, result.stats)
         self.metrics.count_times(choice.times, choice.num_tokens)
 
-    def _read(self, choice: Choice, gained: Sequence[Gained], text: AnswerText, times: Times) -> list[Piece]:
+    def _read(self, choice: Choice, gained: Sequence[Gained], text: AnswerText, times: Times) -> list[TextPiece]:
         """What can be sent of it, counted and timed."""
         now, number = time.perf_counter(), sum(len(progress.tokens) for progress in gained)
         if number:
@@ -197,12 +197,12 @@ class TextService(Service):
         return text.push_all(gained)
 
 
-def _gained(choice: Choice, pieces: list[Piece]) -> Gain:
+def _gained(choice: Choice, pieces: list[TextPiece]) -> Gain:
     choice.pieces += pieces
     return Gain(choice, pieces, choice.finish_reason)
 
 
-def _finish_reason(result: Ending) -> str:
+def _finish_reason(result: SequenceEnding) -> str:
     if result.finish_reason in FINISH:
         return FINISH[result.finish_reason]
     if result.finish_reason is FinishReason.ERROR:

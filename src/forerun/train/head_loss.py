@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from forerun.math.losses import Estimate, Mixture, TeacherLaw, closed_form, overlap
+from forerun.math.losses import DraftEstimate, Mixture, TeacherLaw, closed_form, overlap
 
 
 class SharedHead:
@@ -124,7 +124,7 @@ def _one_chunk(
                 values, of_logits = closed_form(loss.terms, law, p, logits)
                 value, of_logits, direct = (values * shares).sum(), of_logits.mul_(shares.unsqueeze(-1)), None
             else:
-                value, of_logits, direct = _by_autograd(loss, Estimate(law, logits, hidden, feature), shares)
+                value, of_logits, direct = _by_autograd(loss, DraftEstimate(law, logits, hidden, feature), shares)
             if of_hidden is not None:
                 through_head = (of_logits @ weight.detach().float()).to(hidden.dtype)
                 of_hidden[s, part] = through_head if direct is None else through_head + direct
@@ -139,7 +139,7 @@ def _one_chunk(
     return total
 
 
-def _by_autograd(loss: Mixture, estimate: Estimate, shares: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _by_autograd(loss: Mixture, estimate: DraftEstimate, shares: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The sum of the losses, its gradient by the logits, and that by the hidden states where a loss reads them."""
     logits, hidden = (leaf.detach().requires_grad_() for leaf in (estimate.logits, estimate.hidden))
     with torch.enable_grad():

@@ -23,7 +23,7 @@ from forerun.train.options import TrainOptions
 from forerun.train.processes import Processes
 from forerun.train.proxy import ProxyResult, measure
 from forerun.train.run_folder import CHECKPOINT, load_checkpoint, save_checkpoint, write_drafter
-from forerun.train.schedule import Schedule
+from forerun.train.schedule import TrainSchedule
 from forerun.train.shards import TrainingText
 from forerun.train.train_log import TrainLog, draw_curves
 
@@ -49,7 +49,7 @@ class Data(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class TrainProgress:
     """What the caller hears every few steps."""
 
     step: int
@@ -93,7 +93,7 @@ def train_draft(
     provenance: dict[str, Any] | None = None,
     save_dtype: torch.dtype = torch.bfloat16,
     clock: Callable[[], float] = time.monotonic,
-    report: Callable[[Progress], None] = lambda progress: None,
+    report: Callable[[TrainProgress], None] = lambda progress: None,
     processes: Processes | None = None,
 ) -> Trained:
     """Train a draft for `target` on `data` and leave it in `folder`. A killed run goes on with `resume`."""
@@ -173,7 +173,9 @@ class Trainer:
         self.optimizer.load_state_dict(stored["optimizer"])
         self.state = _State(int(stored["step"]), int(stored["tokens"]), float(stored["elapsed"]))
 
-    def run(self, report: Callable[[Progress], None], provenance: dict[str, Any], save_dtype: torch.dtype) -> Trained:
+    def run(
+        self, report: Callable[[TrainProgress], None], provenance: dict[str, Any], save_dtype: torch.dtype
+    ) -> Trained:
         self.folder.mkdir(parents=True, exist_ok=True)
         log = TrainLog(self.folder, self.state.step) if self.processes.is_main else None
         self.objective.module, self.optimizer = self.processes.wrap(self.initial.student, self.optimizer)
@@ -189,7 +191,7 @@ class Trainer:
         state = self.state
         return Trained(self.folder, state.step, state.tokens, state.elapsed, self._proxy, size)
 
-    def _train(self, log: TrainLog | None, report: Callable[[Progress], None]) -> None:
+    def _train(self, log: TrainLog | None, report: Callable[[TrainProgress], None]) -> None:
         options, state = self.options, self.state
         began = self.clock() - state.elapsed
         saved_at, logged = state.elapsed, (state.elapsed, state.tokens)
@@ -211,7 +213,7 @@ class Trainer:
                 speed = (state.tokens - logged[1]) / max(state.elapsed - logged[0], 1e-9)
                 logged = (state.elapsed, state.tokens)
                 done = self.schedule.progress(state.step, state.elapsed)
-                progress = Progress(state.step, done, mean, overlap.tolist(), rate, speed, self._proxy)
+                progress = TrainProgress(state.step, done, mean, overlap.tolist(), rate, speed, self._proxy)
                 if log is not None:
                     log.add(_row(progress, state))
                     report(progress)
@@ -354,7 +356,7 @@ def _optimizer(initial: InitialStudent, options: TrainOptions, device: torch.dev
     return torch.optim.AdamW(groups, lr=options.learning_rate, betas=(0.9, 0.95), fused=device.type == "cuda")
 
 
-def _schedule(options: TrainOptions, order: BatchOrder, processes: int) -> Schedule:
+def _schedule(options: TrainOptions, order: BatchOrder, processes: int) -> TrainSchedule:
     """Steps as asked for, or those of the epochs; one epoch where nothing at all was said."""
     epochs = options.epochs
     if options.steps is None and epochs is None and options.max_minutes is None:
@@ -363,10 +365,10 @@ def _schedule(options: TrainOptions, order: BatchOrder, processes: int) -> Sched
     by_epochs = None if epochs is None else max(1, order.num_steps(epochs, enough) // processes)
     limits = [limit for limit in (options.steps, by_epochs) if limit is not None]
     seconds = None if options.max_minutes is None else 60 * options.max_minutes
-    return Schedule(min(limits, default=None), seconds, options.warm_up)
+    return TrainSchedule(min(limits, default=None), seconds, options.warm_up)
 
 
-def _row(progress: Progress, state: _State) -> dict[str, Any]:
+def _row(progress: TrainProgress, state: _State) -> dict[str, Any]:
     return {
         "step": progress.step,
         "loss": progress.loss,

@@ -13,7 +13,7 @@ from forerun.prompts import FIELDS, Prompt, encode_rendered, prompt_of, rendered
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class PromptReading:
     """The prompts of some files."""
 
     prompts: tuple[Prompt, ...]
@@ -29,7 +29,7 @@ class Reading:
         return f"{self.num_bad} bad row{'s' * (self.num_bad > 1)} skipped, the first in {self.first_bad}"
 
 
-def read_prompts(paths: Sequence[Path], *, paragraphs: bool = False, strict: bool = False) -> Reading:
+def read_prompts(paths: Sequence[Path], *, paragraphs: bool = False, strict: bool = False) -> PromptReading:
     """All prompts of `paths`, in order, each once. A bad row is skipped and counted, or with `strict` an error."""
     prompts: dict[str, tuple[Prompt, str]] = {}  # with their places, by their JSON, so that each is there once
     bad: list[str] = []
@@ -51,12 +51,12 @@ def read_prompts(paths: Sequence[Path], *, paragraphs: bool = False, strict: boo
             f"{', '.join(FIELDS)}"
         )
     texts, places = zip(*prompts.values(), strict=True)
-    return Reading(texts, places, len(bad), bad[0] if bad else None)
+    return PromptReading(texts, places, len(bad), bad[0] if bad else None)
 
 
 def encode_reading(
-    reading: Reading, tokenizer: Any, template: bool, *, strict: bool = False
-) -> tuple[list[tuple[int, ...]], Reading]:
+    reading: PromptReading, tokenizer: Any, template: bool, *, strict: bool = False
+) -> tuple[list[tuple[int, ...]], PromptReading]:
     """Token ids of the prompts, and the reading of those: one that the chat template refuses is a bad row as well."""
     texts: list[str] = []
     kept: list[tuple[Prompt, str]] = []
@@ -74,7 +74,9 @@ def encode_reading(
         raise InvalidArgument(f"no prompt is left: the chat template refuses all, the first in {bad[0]}")
     prompts, places = zip(*kept, strict=True)
     first = reading.first_bad or (bad[0] if bad else None)
-    return encode_rendered(tokenizer, texts, template), Reading(prompts, places, reading.num_bad + len(bad), first)
+    return encode_rendered(tokenizer, texts, template), PromptReading(
+        prompts, places, reading.num_bad + len(bad), first
+    )
 
 
 def _refused(where: str, error: Exception) -> InvalidArgument:

@@ -74,7 +74,7 @@ def _acceptance_panel(title: str, rates: Mapping[str, Sequence[float]]) -> Panel
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class TrainRun:
     """What one run leaves to be compared by."""
 
     name: str
@@ -85,14 +85,14 @@ class Run:
     by_temperature: dict[str, dict[str, Any]]  # the rows of its record that sum all prompts up
 
 
-def read_run(folder: Path) -> Run:
+def read_run(folder: Path) -> TrainRun:
     """From the manifest and the evaluation a run left in its folder."""
     manifest = load_drafter(folder)[0]
     if not (folder / NAME).is_file():
         raise InvalidArgument(f"{str(folder)!r} has no {NAME}; make one with forerun train eval TARGET {folder.name}")
     rows = load(folder / NAME, KIND).rows
     training = manifest.provenance
-    return Run(
+    return TrainRun(
         name=folder.name,
         kind=manifest.kind,
         loss=str(training.get("options", {}).get("loss", "?")),
@@ -102,7 +102,7 @@ def read_run(folder: Path) -> Run:
     )
 
 
-def comparison_table(runs: Sequence[Run]) -> Table:
+def comparison_table(runs: Sequence[TrainRun]) -> Table:
     """The most tokens per round at the first temperature on top."""
     temperatures = _temperatures(runs)
     headings = ["run", "kind", "loss", "steps"]
@@ -115,7 +115,7 @@ def comparison_table(runs: Sequence[Run]) -> Table:
     return Table("Trained drafts", tuple(headings), tuple(lines))
 
 
-def comparison_figure(runs: Sequence[Run]) -> Figure:
+def comparison_figure(runs: Sequence[TrainRun]) -> Figure:
     """Acceptance by position: one panel a temperature, one line a run."""
     panels = tuple(
         _acceptance_panel(
@@ -131,5 +131,5 @@ def comparison_figure(runs: Sequence[Run]) -> Figure:
     return Figure("Acceptance of trained drafts by position", panels, columns=len(panels))
 
 
-def _temperatures(runs: Sequence[Run]) -> list[str]:
+def _temperatures(runs: Sequence[TrainRun]) -> list[str]:
     return list(dict.fromkeys(t for run in runs for t in run.by_temperature))

@@ -9,7 +9,7 @@ FLOOR = 0.01  # of the highest rate, at the end of the cosine
 
 
 @dataclass(frozen=True, slots=True)
-class Schedule:
+class TrainSchedule:
     """A run ends after `steps`, or after `seconds`, whichever is first; the cosine ends with it."""
 
     steps: int | None

@@ -39,7 +39,7 @@ class Item:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class WritingLimits:
     """When to stop before all is written."""
 
     tokens: int | None = None  # in the folder, earlier runs included
@@ -47,7 +47,7 @@ class Limits:
     interrupted: Callable[[], bool] = lambda: False
 
 
-class Ending(StrEnum):
+class WritingEnd(StrEnum):
     """Why writing stopped."""
 
     DONE = "all prompts are answered"
@@ -70,7 +70,7 @@ class Tally:
     grams: int = 0
     repeated_grams: int = 0
     seconds: float = 0.0
-    ending: Ending = Ending.DONE
+    ending: WritingEnd = WritingEnd.DONE
     by_temperature: dict[float, int] = field(default_factory=dict)
 
     @property
@@ -174,7 +174,7 @@ def write_shards(
     items: Iterable[Item],
     writer: ShardWriter,
     settings: WritingSettings,
-    limits: Limits,
+    limits: WritingLimits,
     tell: Callable[[Tally], None] = lambda tally: None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Tally:
@@ -187,9 +187,9 @@ def write_shards(
             tally.seconds = clock() - started
             tell(tally)
             if ending is None and limits.seconds is not None and tally.seconds >= limits.seconds:
-                ending = Ending.TIME
+                ending = WritingEnd.TIME
             if ending is None and limits.interrupted():
-                ending = Ending.INTERRUPTED
+                ending = WritingEnd.INTERRUPTED
             if ending is not None:
                 tally.ending = ending
                 break
@@ -198,7 +198,7 @@ def write_shards(
     return tally
 
 
-def _keep(results: Iterable[RowResult], writer: ShardWriter, tally: Tally, limits: Limits) -> Ending | None:
+def _keep(results: Iterable[RowResult], writer: ShardWriter, tally: Tally, limits: WritingLimits) -> WritingEnd | None:
     """Hand finished texts on; says which limit that met."""
     for result in sorted(results, key=lambda result: result.request.request_id):
         number, prompt = result.request.request_id, result.request.prompt
@@ -209,12 +209,12 @@ def _keep(results: Iterable[RowResult], writer: ShardWriter, tally: Tally, limit
             tally.too_short += 1
             writer.skip(number)
         elif not writer.has_room(len(prompt) + len(result.tokens)):
-            return Ending.DISK
+            return WritingEnd.DISK
         else:
             writer.add(number, TrainingText(torch.tensor([*prompt, *result.tokens]), len(prompt)))
             tally.count(result)
         if limits.tokens is not None and writer.num_tokens >= limits.tokens:
-            return Ending.TOKENS
+            return WritingEnd.TOKENS
     return None
 
 

@@ -14,7 +14,7 @@ from forerun.errors import InvalidArgument
 from forerun.kernels.attention import attend as kernel
 from forerun.kernels.attention import device as attention_device
 from forerun.kernels.attention import shape as shapes
-from forerun.kernels.attention.shape import TUNING, Tuning
+from forerun.kernels.attention.shape import TUNING, AttentionTuning
 from forerun.math import attention as dense
 from forerun.math import ragged_attention as reference
 from forerun.math.attention import Form, Scale
@@ -54,7 +54,7 @@ def close(got: torch.Tensor, want: torch.Tensor) -> None:
     torch.testing.assert_close(got, want, rtol=relative, atol=absolute)
 
 
-def check(case: Case, form: Form, tuning: Tuning = SMALL, is_shared: bool = False) -> None:
+def check(case: Case, form: Form, tuning: AttentionTuning = SMALL, is_shared: bool = False) -> None:
     """Rows that are cut: into shares, where their lengths are known and differ, and into chunks.
 
     Rows in blocks are cut into chunks, or, with `is_shared`, into shares.
@@ -117,7 +117,9 @@ def test_a_long_prompt_beside_many_rows_fits_the_grid(
     monkeypatch.setattr(kernel, "attend_kernel", Recorder())
     monkeypatch.setattr(kernel, "merge_kernel", Recorder())
     made = make_case(rows, heads=(4, 1), sizes=(16, 16))
-    kernel.attend_ragged(made.query, made.keys, made.values, made.reach, made.scale, form, Tuning(most_queries=16))
+    kernel.attend_ragged(
+        made.query, made.keys, made.values, made.reach, made.scale, form, AttentionTuning(most_queries=16)
+    )
     assert len(grids) == (2 if form is Form.KEYS else 1)
     assert max(grids)[0] > MOST_PROGRAMS, "control"
     assert all(max(grid[1:]) <= MOST_PROGRAMS for grid in grids), grids

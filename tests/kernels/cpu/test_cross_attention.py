@@ -8,7 +8,7 @@ import torch
 pytest.importorskip("numba")
 
 from forerun import ops
-from forerun.cache.base import Layer
+from forerun.cache.base import CacheLayer
 from forerun.config import Kernels
 from forerun.kernels.cpu import cross_attention
 from forerun.math import attention as reference
@@ -25,9 +25,9 @@ CASES = {
 HEADS, SIZE, CAPACITY = 2, 16, 64
 
 
-def layer() -> Layer:
+def layer() -> CacheLayer:
     generator = torch.Generator().manual_seed(1)
-    return Layer(*torch.randn(2, 3, CAPACITY, HEADS, SIZE, generator=generator))
+    return CacheLayer(*torch.randn(2, 3, CAPACITY, HEADS, SIZE, generator=generator))
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from forerun.errors import InvalidArgument
 from forerun.kernels.attention.device import Case, Pool, Queries, attend_kernel, merge_kernel
-from forerun.kernels.attention.shape import TUNING, Shape, Tuning, choose_shape, power
+from forerun.kernels.attention.shape import TUNING, AttentionTuning, LaunchShape, choose_shape, power
 from forerun.kernels.launching import DTYPES, needs_upcast
 from forerun.kernels.scaled_keys import ScaledKeys
 from forerun.math.attention import Form, Scale
@@ -25,9 +25,9 @@ from forerun.math.ragged_attention import Reach, check_bias
 LARGEST_SIZE = 256  # of a head
 LARGEST_LATENT = 512
 # Of a latent: sixteen queries' sums are half of what registers hold, and half as many keys fit where a tile is.
-WIDE = Tuning(block_bytes=32768, most_queries=16)
+WIDE = AttentionTuning(block_bytes=32768, most_queries=16)
 # Of rounded keys a tile is half as many bytes: half the warps, twice the programs, where few queries share a key.
-ROUNDED, ROUNDED_QUERIES = Tuning(warps=2, resident=4), 16
+ROUNDED, ROUNDED_QUERIES = AttentionTuning(warps=2, resident=4), 16
 MOST_MERGED = 8192  # numbers of pieces that a merging program holds at a time
 
 
@@ -38,7 +38,7 @@ def attend_ragged(
     reach: Reach,
     scale: Scale,
     form: Form = Form.AUTO,
-    tuning: Tuning | None = None,
+    tuning: AttentionTuning | None = None,
     tail: tuple[Tensor, Tensor] | None = None,  # [N, Hq, T], [R, Hk, C, T]
 ) -> Tensor:  # [N, Hq, Dv]
     """Each row's queries against that row's own keys; no waiting for the device, so a CUDA graph can hold it."""
@@ -75,12 +75,12 @@ def why_not(query: Tensor, keys: Tensor, values: Tensor, tail: tuple[Tensor, Ten
     return None
 
 
-def _tuning(query: Tensor, keys: Tensor, reach: Reach) -> Tuning:
+def _tuning(query: Tensor, keys: Tensor, reach: Reach) -> AttentionTuning:
     is_few = reach.most_tokens * query.shape[1] <= ROUNDED_QUERIES * keys.shape[1]
     return ROUNDED if is_few and isinstance(keys, ScaledKeys) else TUNING
 
 
-def _parts(query: Tensor, keys: Tensor, values: Tensor, reach: Reach, shape: Shape) -> tuple[Tensor, Tensor]:
+def _parts(query: Tensor, keys: Tensor, values: Tensor, reach: Reach, shape: LaunchShape) -> tuple[Tensor, Tensor]:
     """Room for weighted values [.., Dv], maxima and sums [.., 2] of the pieces of rows that are cut."""
     if not shape.is_cut:
         return query, query  # never touched
@@ -97,9 +97,9 @@ def _launch(
     values: Tensor,
     reach: Reach,
     scale: Scale,
-    shape: Shape,
+    shape: LaunchShape,
     tail: tuple[Tensor, Tensor] | None,
-    tuning: Tuning,
+    tuning: AttentionTuning,
 ) -> None:
     batch, heads, tree, bias = reach.slots.shape[0], keys.shape[1], reach.tree, scale.by_distance
     table, (tail_query, tails) = reach.table, tail or (query, keys)
@@ -142,7 +142,7 @@ def _scales(pool: Tensor, other: Tensor) -> Tensor:
     return pool.scales if isinstance(pool, ScaledKeys) else other
 
 
-def _launch_merge(out: Tensor, parts: tuple[Tensor, Tensor], reach: Reach, scale: Scale, shape: Shape) -> None:
+def _launch_merge(out: Tensor, parts: tuple[Tensor, Tensor], reach: Reach, scale: Scale, shape: LaunchShape) -> None:
     batch, heads, size = reach.slots.shape[0], out.shape[1], power(out.shape[2])
     group = heads // parts[0].shape[0]
     # Sums over pieces stay within a thread, and one warp waits for no other, as long as its registers hold them.

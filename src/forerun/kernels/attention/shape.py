@@ -18,7 +18,7 @@ MOST_SPLITS = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Tuning:
+class AttentionTuning:
     """Every number that was chosen by measuring."""
 
     block_bytes: int = 16384  # of keys, and as many of values, that a program works on at a time
@@ -31,14 +31,14 @@ class Tuning:
     early: bool = True  # what follows starts while chunks are still read, where the device can
 
 
-TUNING = Tuning()
+TUNING = AttentionTuning()
 # Programs a multiprocessor: from FULL on nearly none is idle, from CROWDED on each has several.
 FULL, CROWDED = 0.9, 3.0
 LONG = 2048  # keys from which on a row that outlasts the others is worth cutting
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class LaunchShape:
     """What one launch looks like: all from shapes and host bounds, nothing from the device."""
 
     form: Form  # PAD, SPLIT or KEYS
@@ -61,7 +61,9 @@ class Shape:
         return self.balanced_splits > 0 or self.splits > 1
 
 
-def choose_shape(query: Tensor, keys: Tensor, reach: Reach, form: Form, tuning: Tuning = TUNING) -> Shape:
+def choose_shape(
+    query: Tensor, keys: Tensor, reach: Reach, form: Form, tuning: AttentionTuning = TUNING
+) -> LaunchShape:
     """Blocks and chunks of one launch; for `auto` the form as well."""
     heads, size = keys.shape[1], power(query.shape[-1])
     wanted = reach.most_tokens * (query.shape[1] // heads)
@@ -88,7 +90,7 @@ def choose_shape(query: Tensor, keys: Tensor, reach: Reach, form: Form, tuning: 
         balanced_splits, pieces = choose_balanced_splits(places, span, reach, block_keys)
     early = tuning.early and starts_early(query.device)
     queries, block_rows = min(wanted, block_queries), max(32, power(rows) if balanced_splits else 32)
-    return Shape(
+    return LaunchShape(
         form, block_queries, block_keys, blocks, queries, splits, chunk, balanced_splits, pieces, block_rows, early
     )
 
@@ -107,7 +109,7 @@ def choose_form(filling: float, span: int, is_even: bool | None, saved: float) -
     return Form.KEYS if saved > 0 else Form.SPLIT
 
 
-def choose_chunk(places: float, span: int, reach: Reach, block_keys: int, tuning: Tuning = TUNING) -> int:
+def choose_chunk(places: float, span: int, reach: Reach, block_keys: int, tuning: AttentionTuning = TUNING) -> int:
     """Keys of a chunk: all chunks run at once, or in as few rounds as keep them short.
 
     `places` are chunks that the device runs at once for each key head. A last round that is nearly empty takes as long

@@ -18,7 +18,7 @@ from forerun.kernels.cpu.memory import Ints
 from forerun.kernels.cpu.threads import most_threads, turn
 from forerun.kernels.cpu.widen import LANES
 from forerun.math import attention as reference
-from forerun.math.attention import Plan, Scale, plan_across
+from forerun.math.attention import AttentionPlan, Scale, plan_across
 
 TIMED_KEYS, TIMED_COUNTS = 1500, (1, 4)  # a Whisper's window; a plain step and a short draft
 FAR_APART = 4  # layers walked through between repeats, so that keys come from memory as in a real step
@@ -68,7 +68,7 @@ def why_not(query: Tensor, keys: Tensor, values: Tensor, scale: Scale) -> str | 
 
 
 def attend_across(
-    query: Tensor, keys: Tensor, values: Tensor, plan: Plan, scale: Scale, num_threads: int
+    query: Tensor, keys: Tensor, values: Tensor, plan: AttentionPlan, scale: Scale, num_threads: int
 ) -> Tensor:  # [N, Hq, D]
     """Each row's queries over all keys of its source; see `forerun.math.attention.attend`."""
     rows, (_, heads, capacity, size) = plan.rows, keys.shape
@@ -110,11 +110,11 @@ def compare(heads: int, size: int, threads: int) -> tuple[float, float]:
     return totals["ours"], totals["torch"]
 
 
-def _ours(query: Tensor, pools: list[Tensor], plan: Plan, scale: Scale, threads: int) -> None:
+def _ours(query: Tensor, pools: list[Tensor], plan: AttentionPlan, scale: Scale, threads: int) -> None:
     for keys, values in pools:
         attend_across(query, keys, values, plan, scale, threads)
 
 
-def _torch(query: Tensor, pools: list[Tensor], plan: Plan, scale: Scale) -> None:
+def _torch(query: Tensor, pools: list[Tensor], plan: AttentionPlan, scale: Scale) -> None:
     for keys, values in pools:
         reference.attend(query, keys, values, plan, scale)

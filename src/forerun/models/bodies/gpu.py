@@ -19,8 +19,7 @@ from torch.distributed import ProcessGroup
 from transformers import PreTrainedModel
 
 from forerun import kernels, ops
-from forerun.cache.base import KeyValueCache, ranges
-from forerun.cache.base import Layer as CacheLayer
+from forerun.cache.base import CacheLayer, KeyValueCache, ranges
 from forerun.kernels.scaled import ScaledWeight
 from forerun.math import latent
 from forerun.math.experts import ExpertWeights, without_identities

@@ -12,7 +12,7 @@ import sys
 from forerun.errors import ServerError
 from forerun.serve.apart.garbage import leave_out
 from forerun.serve.apart.host import make_host
-from forerun.serve.apart.wire import Loaded, NotLoaded, Round, pack, receive
+from forerun.serve.apart.wire import Loaded, NotLoaded, RoundMessage, pack, receive
 
 
 def run(connection: socket.socket) -> None:
@@ -28,7 +28,7 @@ def run(connection: socket.socket) -> None:
     try:
         decoder, model = load()
     except Exception as error:
-        connection.sendall(pack(Round([], [NotLoaded(_sendable(error))])))
+        connection.sendall(pack(RoundMessage([], [NotLoaded(_sendable(error))])))
         return
     leave_out()
     host = make_host(decoder, model, connection)

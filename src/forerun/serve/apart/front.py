@@ -11,7 +11,7 @@ from contextlib import suppress
 
 from forerun.serve.apart.garbage import leave_out
 from forerun.serve.apart.remote import RemoteBackend
-from forerun.serve.apart.wire import Beginning, Ready, Round, receive
+from forerun.serve.apart.wire import Beginning, Ready, RoundMessage, receive
 from forerun.serve.run import make_server
 from forerun.serve.text import TextService
 
@@ -29,7 +29,7 @@ def run(connection: socket.socket) -> int:
     first = receive(connection)
     if first is None:  # the model could not be loaded: whoever loads it has said why
         return 0
-    assert isinstance(first, Round)
+    assert isinstance(first, RoundMessage)
     (beginning,) = first.messages
     assert isinstance(beginning, Beginning)
     backend = RemoteBackend(connection, beginning.is_split)

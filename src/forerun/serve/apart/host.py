@@ -20,7 +20,6 @@ from forerun.engine.row import Progress, RowResult
 from forerun.errors import EngineClosed
 from forerun.serve.apart.wire import (
     Abort,
-    Answer,
     Beginning,
     ComeAround,
     Drain,
@@ -29,8 +28,9 @@ from forerun.serve.apart.wire import (
     Loaded,
     Look,
     Ready,
-    Round,
-    Score,
+    Reply,
+    RoundMessage,
+    ScorePrompt,
     Submit,
     ended,
     failed,
@@ -121,11 +121,11 @@ class EngineHost:
                 self._compiling.discard(number)
                 self._abort(number)
                 self._abort_score(number)
-            case Score(number):
+            case ScorePrompt(number):
                 self._scoring[number] = None
                 self._scorers.submit(self._score, message)
             case Look(number):
-                self.out.put(Answer(number, self.backend.state))
+                self.out.put(Reply(number, self.backend.state))
             case ComeAround(number):
                 self._come_around(number)
 
@@ -156,7 +156,7 @@ class EngineHost:
         """Answer from the engine's thread, or at once where that has ended."""
 
         def answer(done: object = None) -> None:
-            self.out.put(Answer(number, self.backend.state))
+            self.out.put(Reply(number, self.backend.state))
 
         try:
             self.backend.engine.between_steps(_nothing).add_done_callback(answer)
@@ -170,12 +170,12 @@ class EngineHost:
     def _compile(self, text: str) -> Grammar:
         return Grammar(text, "grammar", self.model.grammar_tokenizer, self.model.stop_ids)
 
-    def _score(self, asked: Score) -> None:
+    def _score(self, asked: ScorePrompt) -> None:
         """In a helper's thread."""
         with suppress(asyncio.CancelledError):  # whoever asked has left
             asyncio.run(self._scored(asked))
 
-    async def _scored(self, asked: Score) -> None:
+    async def _scored(self, asked: ScorePrompt) -> None:
         task = asyncio.current_task()
         assert task is not None
         with self._lock:
@@ -184,7 +184,7 @@ class EngineHost:
             self._scoring[asked.number] = asyncio.get_running_loop(), task
         try:
             found = await self.backend.prompt_logprobs(asked.prompt, asked.alternatives)
-            self.out.put(Answer(asked.number, pack_scored(found)))
+            self.out.put(Reply(asked.number, pack_scored(found)))
         except Exception as error:
             self.out.put(failed(asked.number, told(error)))
         finally:
@@ -202,7 +202,7 @@ class EngineHost:
 
         The beginning comes first and by itself: a signal may have been heard before it, and what it means waits.
         """
-        self._send(Round([], [beginning]))
+        self._send(RoundMessage([], [beginning]))
         is_open = True
         while is_open:
             gains: list[Gain] = []
@@ -217,9 +217,9 @@ class EngineHost:
                     item = self.out.get_nowait()
                 is_open = False
             if gains or messages:
-                self._send(Round(gains, messages))
+                self._send(RoundMessage(gains, messages))
 
-    def _send(self, message: Round) -> None:
+    def _send(self, message: RoundMessage) -> None:
         with suppress(OSError):  # nobody is there any more; `run` has noticed, or will
             self.connection.sendall(pack(message))
 

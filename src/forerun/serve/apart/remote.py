@@ -18,15 +18,15 @@ from forerun.errors import EngineClosed
 from forerun.serve.apart.wire import (
     ORIGINS,
     Abort,
-    Answer,
     ComeAround,
     Drain,
     Ended,
     Failed,
     Frames,
     Look,
-    Round,
-    Score,
+    Reply,
+    RoundMessage,
+    ScorePrompt,
     Submit,
     pack,
     unpack_scored,
@@ -205,7 +205,7 @@ class RemoteBackend(Backend, asyncio.Protocol):
             self.send(Abort(number))
 
     async def prompt_logprobs(self, prompt: Sequence[int], alternatives: int) -> list[TokenLogprob | None]:
-        return await unpack_scored(await self._ask(Score, tuple(prompt), alternatives))
+        return await unpack_scored(await self._ask(ScorePrompt, tuple(prompt), alternatives))
 
     def close(self, drain: bool = True) -> None:
         """The engine ends what it decodes when it sees that nobody listens. By any thread."""
@@ -235,7 +235,7 @@ class RemoteBackend(Backend, asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         for message in self._frames.feed(data):
-            assert isinstance(message, Round)
+            assert isinstance(message, RoundMessage)
             for number, tokens, codes, logprobs in message.gains:
                 if (stream := self._streams.get(number)) is not None:
                     stream.gains.append(RemoteGain(tokens, codes, logprobs))
@@ -268,7 +268,7 @@ class RemoteBackend(Backend, asyncio.Protocol):
                     self._answer(number).set_exception(message.error)
                 else:
                     self._end(number, error=message.error)
-            case Answer(number, value):
+            case Reply(number, value):
                 if number in self._questions:
                     self._answer(number).set_result(value)
             case Drain(at_once):

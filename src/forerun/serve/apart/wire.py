@@ -78,7 +78,7 @@ class Abort:
 
 
 @dataclass(frozen=True, slots=True)
-class Score:
+class ScorePrompt:
     """What are the log-probabilities of this prompt's tokens?"""
 
     number: int
@@ -101,7 +101,7 @@ class ComeAround:
 
 
 @dataclass(frozen=True, slots=True)
-class Round:
+class RoundMessage:
     """What sequences gained, all of them together; then what else there is to tell, the end of some included."""
 
     gains: list[Gain]
@@ -139,7 +139,7 @@ class Failed:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class Reply:
     """To a question."""
 
     number: int

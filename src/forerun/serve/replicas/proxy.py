@@ -54,7 +54,7 @@ class ReplicaMiddleware:
         else:
             receive = await _read(scope, receive, self._is_ours)
             pipe = await self._exchange.offer(scope)
-            answer = Answer(send, pipe)
+            answer = ProxiedAnswer(send, pipe)
             try:
                 await self.app(scope, receive, answer.send)
                 await answer.finish()
@@ -105,7 +105,7 @@ def _goes_on(message: Message) -> bool:
     return message["type"] == "http.request" and bool(message.get("more_body", False))
 
 
-class Answer:
+class ProxiedAnswer:
     """An answer on its way to the client. Where Ray has none, or only a part of one, it is brought to a proper end."""
 
     def __init__(self, send: Send, pipe: Pipe | None) -> None:
