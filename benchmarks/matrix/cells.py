@@ -10,7 +10,17 @@ from torch import Tensor
 
 from forerun.bench.decode.pair import Pair
 from forerun.config import SamplingParams
-from forerun.drafters import Chain, DraftModel, EarlyExit, FeatureHead, ParallelHeads, PromptLookup, RandomDraft, Tree
+from forerun.drafters import (
+    Chain,
+    DraftModel,
+    EarlyExit,
+    FeatureHead,
+    NgramTable,
+    ParallelHeads,
+    PromptLookup,
+    RandomDraft,
+    Tree,
+)
 from forerun.drafters.base import Drafter
 from forerun.models.draft_head import DraftHead
 from forerun.types import Rule
@@ -18,6 +28,7 @@ from forerun.types import Rule
 PLAIN, MODEL = "no drafts", "draft model"
 DRAFTED = 5  # tokens where lengths are fixed
 EXIT_LAYERS, NODES = 4, 24
+COUNTED = 64, 4096  # texts of an n-gram table, and tokens of each
 NEVER = 2**20  # new tokens before which no text ends: longer than all of them
 
 Request = dict[str, Any]
@@ -90,19 +101,32 @@ def _head(pair: Pair, blocks: int) -> DraftHead:
     return head.to(pair.device, pair.target.dtype).eval().requires_grad_(False)
 
 
+def _table(pair: Pair) -> NgramTable:
+    """What a table costs depends on its size, not on how often it is right."""
+    return NgramTable.count(pair.prompts(*COUNTED, seed=0), vocab_size=pair.target.config.vocab_size)
+
+
 DRAFTERS: dict[str, Callable[[Pair], Drafter | None]] = {
     PLAIN: lambda pair: None,
     MODEL: lambda pair: DraftModel(pair.draft),
     "lookup": lambda pair: PromptLookup(),
     "random": lambda pair: RandomDraft(),
+    "n-gram table": _table,
+    "lookup, n-gram table": lambda pair: Chain(PromptLookup(), _table(pair)),
     "lookup, draft model": lambda pair: Chain(PromptLookup(), DraftModel(pair.draft)),
     "feature head": lambda pair: FeatureHead(_head(pair, 0)),
     "parallel heads": lambda pair: ParallelHeads(_head(pair, DRAFTED)),
     "early exit": lambda pair: EarlyExit(min(EXIT_LAYERS, pair.target.config.num_hidden_layers - 1)),
     "tree of the draft model": lambda pair: Tree(DraftModel(pair.draft), nodes=NODES),
 }
-LIMITS = {"feature head": 5.2, "parallel heads": 4.5, "early exit": 7.5, "tree of the draft model": 9.0}
-NEVER_SLOWER = ("lookup", "random", "feature head")
+LIMITS = {
+    "n-gram table": 4.5,
+    "feature head": 5.2,
+    "parallel heads": 4.5,
+    "early exit": 7.5,
+    "tree of the draft model": 9.0,
+}
+NEVER_SLOWER = ("lookup", "random", "feature head", "n-gram table", "lookup, n-gram table")
 
 
 def cells(batches: Sequence[int] = (1, 8), contexts: Sequence[int] = (128, 3072)) -> list[Cell]:

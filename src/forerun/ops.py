@@ -25,6 +25,7 @@ from forerun.math import cache_write as cache_write_reference
 from forerun.math import experts as experts_reference
 from forerun.math import latent as latent_reference
 from forerun.math import laws as laws_reference
+from forerun.math import ngram as ngram_reference
 from forerun.math import penalties as penalties_reference
 from forerun.math import ragged_attention as ragged_attention_reference
 from forerun.math import random as random_reference
@@ -37,6 +38,7 @@ from forerun.math.advance import DeviceRowState, PassLayout
 from forerun.math.attention import AttentionPlan, Form, Scale
 from forerun.math.experts import ExpertWeights
 from forerun.math.latent import LatentHeads
+from forerun.math.ngram import NgramDraft, Ngrams
 from forerun.math.ragged_attention import Reach
 from forerun.math.routing import Router
 from forerun.math.row_options import RowOptions
@@ -425,6 +427,22 @@ def sample(logits: Tensor, params: LawParams, uniforms: Tensor, use: Kernels | N
         if kernel.why_not(logits) is None:
             return kernel.sample(logits, params, uniforms)
     return sample_reference.sample(logits, params, uniforms)
+
+
+def draft_ngrams(
+    table: Ngrams,
+    recent: Tensor,  # [R, W]
+    known: Tensor,  # [R]
+    params: LawParams,
+    uniforms: Tensor,  # [R, K]
+    use: Kernels | None = None,
+) -> NgramDraft:
+    """A draft from n-gram counts; see `forerun.math.ngram.draft_ngrams`."""
+    if _on_gpu(recent, use):
+        from forerun.kernels import ngram as kernel
+
+        return kernel.draft_ngrams(table, recent, known, params, uniforms)
+    return ngram_reference.draft_ngrams(table, recent, known, params, uniforms)
 
 
 def draft_uniforms(keys: Keys, width: int, rule: object, use: Kernels | None = None) -> Tensor:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from exactness.sampling import counted
 from forerun.cache.base import KeyValueCache
 from forerun.config import Kernels, SamplingParams
 from forerun.drafters import (
@@ -64,6 +65,9 @@ DRAFTERS: dict[str, Callable[[PreTrainedModel], Drafter | None]] = {
     "tree of fewer ids": lambda model: Tree(
         DraftModel(with_fewer_ids(draft_of(model), 80)), nodes=9, width=3, siblings="sampled"
     ),
+    "table": lambda model: counted(97),
+    "chain of a table": lambda model: Chain(PromptLookup(max_ngram=1), counted(97)),
+    "table before a model": lambda model: Chain(counted(97), DraftModel(draft_of(model))),
     "parallel": lambda model: ParallelHeads(head_of(model, blocks=3, noise=0.03)),
 }
 

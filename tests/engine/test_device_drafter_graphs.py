@@ -11,8 +11,8 @@ import torch
 from transformers import PreTrainedModel
 
 from engine.graphs import GREEDY, MIXED, VOCAB, law, requests, samples_of, texts
-from exactness.sampling import verdict
-from forerun.drafters import DraftModel, EarlyExit, FeatureHead, ParallelHeads, Tree
+from exactness.sampling import counted, verdict
+from forerun.drafters import Chain, DraftModel, EarlyExit, FeatureHead, ParallelHeads, PromptLookup, Tree
 from forerun.drafters.base import Drafter
 from forerun.drafters.features import Features
 from forerun.engine import Engine
@@ -30,6 +30,8 @@ DRAFTERS: dict[str, Callable[[PreTrainedModel], Drafter]] = {
     "feature": lambda model: FeatureHead(head_of(model, noise=0.03)),
     "few words": lambda model: FeatureHead(head_of(model, noise=0.03), draft_vocabulary=torch.arange(1, 97, 3)),
     "parallel": lambda model: ParallelHeads(head_of(model, blocks=4, noise=0.03)),
+    "table": lambda model: counted(97),
+    "chain of a table": lambda model: Chain(PromptLookup(max_ngram=1), counted(97)),
     "tree": lambda model: Tree(DraftModel(draft_of(model).to(DEVICE)), nodes=9, siblings="sampled"),
     "top tree": lambda model: Tree(DraftModel(draft_of(model).to(DEVICE)), nodes=9),
     "tree of feature": lambda model: Tree(FeatureHead(head_of(model, noise=0.03)), nodes=9, siblings="sampled"),
@@ -89,6 +91,8 @@ def samples(drafter: str) -> list[tuple[int, ...]]:
 def _toy_drafter(name: str, target: PreTrainedModel) -> Drafter:
     if name == "few words":
         return FeatureHead(head_of(target, noise=0.1), draft_vocabulary=torch.arange(0, VOCAB, 2))
+    if "table" in name:
+        return Chain(PromptLookup(max_ngram=1), counted(VOCAB)) if "chain" in name else counted(VOCAB)
     if name in ("tree", "top tree"):
         draft = copy.deepcopy(toy_pair(VOCAB)[1]).to(DEVICE)
         return Tree(DraftModel(draft), nodes=6, width=2, siblings="sampled" if name == "tree" else "top")

@@ -17,7 +17,7 @@ from forerun.policy import Constant
 from forerun.types import Rule
 from support.tiny import plain_greedy, tiny_model
 
-CHAINS = ("exit", "feature", "few words", "parallel")
+CHAINS = ("exit", "feature", "few words", "parallel", "table", "chain of a table", "table before a model")
 TREES = ("tree", "top tree", "small tree", "tree of exit", "tree of feature", "tree of parallel")
 DRAFTERS = (*CHAINS, *TREES)
 MIXED = [SAMPLED, GREEDY, CUT, replace(SAMPLED, min_p=0.05), CUT]

@@ -16,9 +16,10 @@ from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
 from forerun.config import SamplingParams
-from forerun.kernels import tuning
+from forerun.kernels import ngram, tuning
 from forerun.kernels.verify import sample, verify
 from forerun.math.laws import LogitLaw
+from forerun.math.ngram import Ngrams
 from forerun.math.sigmoid import Sigmoid
 from forerun.types import Draft, Keys, LawParams, Rule
 
@@ -91,7 +92,12 @@ def main() -> None:
     judge(Sigmoid(), plain, torch.float32, True, replace(SMALL, last_draws=False))
     uniforms = torch.zeros(2, dtype=torch.float64)
     sample.sample(torch.empty(2, 3000), LawParams.stack([plain] * 2), uniforms, SMALL)
-    names = ("chunk", "small_top_k", "estimate", "collect", "resolve", "sum", "pick", "_compare")
+    longs, ints = torch.zeros(9, dtype=torch.int64), torch.zeros(9, dtype=torch.int32)
+    table = Ngrams(longs, longs, ints, ints, longs, 3, 3000, 8)
+    ngram.draft_ngrams(
+        table, torch.zeros(2, 9, dtype=torch.int64), longs, LawParams.stack([plain] * 2), uniforms[:, None]
+    )
+    names = ("chunk", "small_top_k", "estimate", "collect", "resolve", "sum", "pick", "_compare", "_draft")
     assert {f"{name}_kernel" for name in names} <= set(seen), seen
 
 

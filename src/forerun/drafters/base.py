@@ -35,6 +35,8 @@ class Drafter(ABC):
     """Some drafts are deterministic and others are sampled: a policy treats the two differently."""
     makes_trees = False
     """Drafts may be trees; `max_lengths` then bounds their depth."""
+    fills_drafts = False
+    """Drafts are as long as `max_lengths` allow, whatever the text: nobody is asked behind it."""
     drawn_evidence = 0
     """The evidence class of drafts that are sampled, where others are deterministic."""
     needs_clock = False

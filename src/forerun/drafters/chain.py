@@ -94,9 +94,14 @@ class Chain(Drafter):
         return Chain(*self.parts[: self._num_copying])
 
     def device_draft(self) -> DeviceDrafter | None:
-        """The last drafter's, where all others copy: the host gives rounds their copies, but none beside a tree."""
-        is_last = self._num_copying == len(self.parts) - 1
-        return self.parts[-1].device_draft() if is_last and not self.makes_trees else None
+        """That of the first which does not copy, where none is asked behind it: neither a copy nor a drawn draft.
+
+        The host gives rounds their copies, but none beside a tree.
+        """
+        drawing = self.parts[self._num_copying :]
+        if not drawing or self.makes_trees or any(drafter.copies for drafter in drawing):
+            return None
+        return drawing[0].device_draft() if len(drawing) == 1 or drawing[0].fills_drafts else None
 
     def rewind(self, rows: Sequence[int], lengths: Sequence[int]) -> None:
         """Every drafter hears of it, those that were not asked too."""

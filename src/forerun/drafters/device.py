@@ -1,7 +1,7 @@
 """How a drafter drafts inside a recorded round: on tensors that stay where they are, without asking the host.
 
-A drafter that can do so returns a `DeviceDrafter` from `Drafter.device_draft`. Its `draft` is recorded once a shape and
-replayed; everything else in here is called by the host between launches and keeps the drafter's own lengths right.
+A drafter that can do so returns a `DeviceDrafter` from `Drafter.device_draft`. How it drafts is recorded once a shape
+and replayed; everything else in here is called by the host between launches and keeps the drafter's own lengths right.
 """
 
 from __future__ import annotations
@@ -108,13 +108,6 @@ class DeviceDrafter(ABC):
     def read_up(self, rows: Sequence[int], histories: Sequence[Sequence[int]], first: int) -> None:
         """Take in everything of each row that a first step of `first` tokens will not; no round is pending."""
 
-    @abstractmethod
-    def draft(self, rows: DeviceRows, shape: Shape, draw: Draw) -> None:
-        """Call `draw` for steps 0 .. K - 1 in order. Recorded: no value may be read on the host.
-
-        K may be more than `most`: what is drawn for later steps is not used, but must be drawn from numbers.
-        """
-
     def on_hidden_states(self, rows: DeviceRows, hidden: Tensor) -> None:
         """`hidden` [R * T, H]: what the target made of T tokens of each row behind its `past`. Recorded as well."""
         return
@@ -122,6 +115,17 @@ class DeviceDrafter(ABC):
     @abstractmethod
     def set_length(self, row: int, past: int, length: int, number: int) -> None:
         """A round that drafted `number` tokens was collected: `row` had `past` keys in the target and has `length`."""
+
+
+class DeviceSteps(DeviceDrafter):
+    """A drafter that makes logits of one step after the other."""
+
+    @abstractmethod
+    def draft(self, rows: DeviceRows, shape: Shape, draw: Draw) -> None:
+        """Call `draw` for steps 0 .. K - 1 in order. Recorded: no value may be read on the host.
+
+        K may be more than `most`: what is drawn for later steps is not used, but must be drawn from numbers.
+        """
 
 
 @dataclass(frozen=True, slots=True)

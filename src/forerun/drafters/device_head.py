@@ -14,7 +14,7 @@ from functools import cached_property
 
 from torch import Tensor
 
-from forerun.drafters.device import DeviceDrafter, DeviceRows, Draw, Shape
+from forerun.drafters.device import DeviceRows, DeviceSteps, Draw, Shape
 from forerun.drafters.device_model import STOPS
 from forerun.drafters.trunk import Trunk
 from forerun.models import static_pass
@@ -22,7 +22,7 @@ from forerun.models.scorer import Scorer
 from forerun.models.static_pass import StaticPass, last_of
 
 
-class DeviceHead(DeviceDrafter):
+class DeviceHead(DeviceSteps):
     """What feature heads and parallel heads do alike: begin a draft, and follow the rows."""
 
     reads_recent = True

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from forerun.drafters.device import DeviceDrafter, DeviceRows, Draw, Shape
+from forerun.drafters.device import DeviceRows, DeviceSteps, Draw, Shape
 from forerun.models import static_pass
 from forerun.models.scorer import Scorer
 from forerun.models.static_pass import StaticPass
@@ -35,7 +35,7 @@ class ModelDrafter(Protocol):
         ...
 
 
-class DeviceDraftModel(DeviceDrafter):
+class DeviceDraftModel(DeviceSteps):
     """A draft model with a cache of its own."""
 
     def __init__(self, drafter: ModelDrafter) -> None:
@@ -73,7 +73,7 @@ class DeviceDraftModel(DeviceDrafter):
         self.scorer.cache.set_length(row, kept)
 
 
-class DeviceEarlyExit(DeviceDrafter):
+class DeviceEarlyExit(DeviceSteps):
     """The target's first layers over the target's own cache: it has every key but the last token's, as the target has.
 
     Keys of guesses lie where the target writes its own when it scores them.

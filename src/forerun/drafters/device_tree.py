@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from forerun import ops
-from forerun.drafters.device import DeviceDrafter, DeviceLevels, DeviceRows, Draw, Level, Shape
+from forerun.drafters.device import DeviceDrafter, DeviceLevels, DeviceRows, Level, Shape
 from forerun.drafters.growth import num_draws, plain_or_warped, sampled_shares
 from forerun.models.scorer import Scorer
 from forerun.types import LawParams, Siblings
@@ -80,10 +80,6 @@ class DeviceTree(DeviceDrafter):
 
     def read_up(self, rows: Sequence[int], histories: Sequence[Sequence[int]], first: int) -> None:
         self.levels.read_up(rows, histories, first)
-
-    def draft(self, rows: DeviceRows, shape: Shape, draw: Draw) -> None:
-        """A chain, where no tree is wanted."""
-        self.levels.draft(rows, shape, draw)
 
     def on_hidden_states(self, rows: DeviceRows, hidden: Tensor) -> None:
         self.levels.on_hidden_states(rows, hidden)

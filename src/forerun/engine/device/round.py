@@ -14,7 +14,7 @@ from torch import Tensor
 
 from forerun import ops
 from forerun.drafters.autoregressive import fitted
-from forerun.drafters.device import DeviceDrafter, Shape
+from forerun.drafters.device import DeviceDrafter, DeviceSteps, Shape
 from forerun.engine.device.recorder import Scratch
 from forerun.engine.device.row_table import EVEN, RowTable
 from forerun.math.advance import emitted_logprobs, last_tokens
@@ -54,7 +54,7 @@ class DeviceRound:
             self.table.take_copies(shape.drafted)
         if not shape.drawn:
             return
-        assert self.drafter is not None
+        assert isinstance(self.drafter, DeviceSteps)
         uniforms = None
         if not self.table.params.all_greedy:  # turned, because kernels read a step's numbers side by side
             turned = ops.draft_uniforms(self.table.keys, shape.drawn, self.rule, self.use).T

@@ -23,11 +23,13 @@ from torch import Tensor
 from forerun.cache.base import KeyValueCache, ranges
 from forerun.drafters.device import DeviceDrafter, Shape
 from forerun.drafters.device_model import DeviceDraftModel
+from forerun.drafters.device_ngram import DeviceNgrams
 from forerun.drafters.device_tree import DeviceTree
 from forerun.engine.branching import Kept, kept_of
 from forerun.engine.commit import VerifiedRound
 from forerun.engine.device import prompt_passes, row_options
 from forerun.engine.device.capture import Work
+from forerun.engine.device.ngram_round import NgramRound
 from forerun.engine.device.prompt_passes import PromptPasses
 from forerun.engine.device.recorder import Marks, Recorder, Recordings, Scratch
 from forerun.engine.device.round import DeviceRound
@@ -676,8 +678,7 @@ class Runner:
             table = RowTable(size, positions, self.target.vocab_size, self.target.device)
             # Buffers first: a Ctrl-C in between must not leave a round without them.
             self._buffers[key] = cycle([_read_buffer(table, self.clock) for _ in range(READ_BUFFERS)])
-            kind = TreeRound if self._grows_trees else DeviceRound
-            self._rounds[key] = kind(
+            self._rounds[key] = _kind_of(self.drafter)(
                 table, self._pass, self.drafter, self.rule, self._scratch, self._draft_scratches, self._hidden
             )
         return self._rounds[key]
@@ -698,6 +699,12 @@ def why_not_passes(target: Scorer) -> str | None:
         if reason := why_not_captured(target.model):
             return reason
     return static_pass.why_not(target)
+
+
+def _kind_of(drafter: DeviceDrafter | None) -> type[DeviceRound]:
+    if isinstance(drafter, DeviceTree):
+        return TreeRound
+    return NgramRound if isinstance(drafter, DeviceNgrams) else DeviceRound
 
 
 def _shape_of(what: RecordedPass) -> Shape:
