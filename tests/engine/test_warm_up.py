@@ -71,7 +71,20 @@ def texts(engine: Engine, asked: list[Request], seed: int) -> dict[int, tuple[in
 
 @pytest.mark.quick("model")
 @pytest.mark.parametrize(
-    "drafter", ("model", "none", "lookup", "chain", "exit", "feature", "parallel", "random", "doubting")
+    "drafter",
+    (
+        "model",
+        "none",
+        "lookup",
+        "chain",
+        "exit",
+        "feature",
+        "parallel",
+        "random",
+        "doubting",
+        "table",
+        "chain of a table",
+    ),
 )
 def test_nothing_is_recorded_afterwards_and_nothing_changes(drafter: str) -> None:
     engine, asked = warm(drafter), requests(2)

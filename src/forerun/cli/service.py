@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -13,17 +14,18 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from forerun.decoder import SpeculativeDecoder
+    from forerun.engine import Engine
     from forerun.serve.model import ServedModel
     from forerun.serve.speech import SpeechService
 
 WARM_UP = ((1, 2, 3, 4),)
+QUARTERS = 4
 
 
 def load_model(
     options: dict[str, Any], limits: ServiceSettings, console: Console
 ) -> tuple[SpeculativeDecoder, ServedModel]:
     """Load the model and compile what rounds use: the first request should not wait for it."""
-    from forerun.cli.console import busy
     from forerun.cli.pair import load
     from forerun.cli.run import ready_decoder
     from forerun.drafters import with_predictions
@@ -34,10 +36,32 @@ def load_model(
         on_gpu = loaded.model.device.type == "cuda"
         loaded = replace(loaded, drafter=with_predictions(loaded.drafter, on_gpu))
     decoder = ready_decoder(loaded, console, WARM_UP, {}, keep_rows=options["keep_rows"])
-    with busy(console, "compiling and recording rounds"):
-        decoder.engine.warm_up(limits.rows(decoder.target.device.type))
+    warm_up(decoder.engine, limits.rows(decoder.target.device.type), console)
     name = served_name(options, limits)
     return decoder, ServedModel.of(decoder, loaded.tokenizer, name, int(time.time()), options["draft"])
+
+
+def warm_up(engine: Engine, rows: int, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
+    """Compile and record all that rounds use: a bar on a terminal, elsewhere a line at every quarter."""
+    from forerun.measure.progress import Bar
+
+    started = clock()
+    with Bar(console) as bar:
+        bar.start("compiling")
+
+        def report(done: int, total: int) -> None:
+            if done == 1:
+                bar.start("recording", total=total)
+            bar.advance()
+            spent = f"{clock() - started:.0f} s"
+            bar.start(f"recording rounds: {done} of {total}, {spent}" if done < total else f"reading prompts, {spent}")
+            if not console.is_terminal and QUARTERS * done // total > QUARTERS * (done - 1) // total:
+                bar.say(f"recorded {done} of {total} rounds in {spent}")
+
+        made = engine.warm_up(rows, report=report)
+        if made.num_rounds:
+            compiled = f", {made.num_compiled} kernels compiled" if made.num_compiled else ""
+            bar.say(f"ready after {made.seconds:.0f} s: {made.num_rounds} rounds recorded{compiled}")
 
 
 def make_speech_service(
