@@ -229,6 +229,14 @@ def rank_and_size() -> tuple[int, int]:
     return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
 
 
+def num_ranks(asked: int = 1) -> int:
+    """Processes that are to hold the target: as many as were asked for, or as torchrun has started."""
+    launched = rank_and_size()[1]
+    if launched > 1 and asked not in (1, launched):
+        raise InvalidArgument(f"--tensor-parallel {asked}: torchrun has started {launched} processes; leave it out")
+    return max(asked, launched)
+
+
 def local_rank() -> int:
     """Which of the processes of one machine this one is, and with it which of the machine's devices is its own."""
     return int(os.environ.get("LOCAL_RANK", "0"))

@@ -44,7 +44,7 @@ from forerun.models.families import check_model
 from forerun.models.self_check import Examiner
 from forerun.models.seq2seq import Seq2SeqScorer, scorer_of
 from forerun.models.sharded import is_sharded, on_every_rank
-from forerun.parallel import Coordinator, Worker, join, load_draft
+from forerun.parallel import Coordinator, Worker, examine_split, join, load_draft
 from forerun.policy import as_policy
 from forerun.policy.base import Policy
 from forerun.result import GenerateResult
@@ -130,7 +130,7 @@ class SpeculativeDecoder:
                 self._new_engine = partial(self._new_engine, examine=examine)
                 self.engine = self._new_engine(scorer, _drafter(drafter, target), self.policy)
             else:
-                self.self_check = self.ranks.examine(target, self._new_scorer.keywords | {"form": form}, wanted)
+                self.self_check = examine_split(target, self._new_scorer.keywords | {"form": form}, wanted)
                 self._split_drafts = _meet(drafter)  # which nobody else may hold on ranks that only repeat
                 self.engine = self._engine_of_rank(self.ranks, drafter)
         self._call_engines: OrderedDict[Any, tuple[Any, Engine]] = OrderedDict()  # by name or identity of the drafter

@@ -14,9 +14,10 @@ from pathlib import Path
 import httpx
 import pytest
 
+from forerun.measure.record import load
 from serve.process import spawned
 from support.folders import VOCAB, save
-from support.processes import descendants
+from support.processes import descendants, is_running, wait_for
 from support.tiny import tiny_model
 
 pytestmark = pytest.mark.slow  # processes of their own, each of which imports torch
@@ -37,10 +38,11 @@ def tiny_folder(folder: Path) -> str:
     return save(folder, tiny_model("llama", vocab=VOCAB, eos_token_id=0, max_position_embeddings=2048))
 
 
-def run(*command: str, **environment: str) -> subprocess.CompletedProcess[str]:
+def run(*command: str, stdin: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", *command],
         capture_output=True,
+        input=stdin,
         text=True,
         env=ENVIRONMENT | environment,
         timeout=240,
@@ -65,26 +67,37 @@ def test_torchrun_and_tensor_parallel_say_the_same(tmp_path: Path) -> None:
         "3",
         "--temperature",
         "0.8",
-        "abcabc",
     )
-    whole = run("forerun", "generate", *asked)
+    whole = run("forerun", "generate", *asked, "abcabc")
     # An address of no machine (RFC 5737): who starts its workers itself meets them at home, whatever a job was told.
-    split = run("forerun", "generate", "--tensor-parallel", "2", *asked, MASTER_ADDR="192.0.2.1")
-    torchrun = run(
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node",
-        "2",
-        "-m",
-        "forerun",
-        "generate",
-        "--draft-split",
-        "on",
-        *asked,
-    )
+    split = run("forerun", "generate", "--tensor-parallel", "2", *asked, "abcabc", MASTER_ADDR="192.0.2.1")
+    torchrun = run(*TORCHRUN, "generate", "--draft-split", "on", *asked, stdin="abcabc")  # whose ranks share a pipe
     assert whole.returncode == split.returncode == torchrun.returncode == 0, (whole, split, torchrun)
     assert whole.stdout and whole.stdout == split.stdout == torchrun.stdout
     assert "a step took" in split.stderr and "draft model: split over 2 processes, as asked" in torchrun.stderr
+
+
+@pytest.mark.parametrize("how", ["torchrun", "--tensor-parallel"])
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="processes are looked up in /proc")
+def test_ctrl_c_ends_all_ranks_and_keeps_what_was_measured(how: str, tmp_path: Path) -> None:
+    output = tmp_path / "r.json"
+    few = ("--methods", "lookup,forerun-plain", "--batch-sizes", "1", "--max-new-tokens", "128", "-o", str(output))
+    split = TORCHRUN if how == "torchrun" else ("forerun",)
+    asked = ("bench", "--model", tiny_folder(tmp_path), "--categories", "qa", "--prompts-per-category", "8", *few)
+    command = [sys.executable, "-m", *split, *asked, *(() if how == "torchrun" else (how, "2"))]
+    process = subprocess.Popen(command, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True)
+    try:
+        wait_for(lambda: output.exists() and bool(load(output).rows), 120)
+        started_by_it = descendants(process.pid)
+        process.send_signal(signal.SIGINT)
+        said = process.communicate(timeout=40)[1]
+    finally:
+        process.kill()
+    record = load(output)
+    assert not record.complete and f"Record: {output}" in said, said
+    assert "rank 1 has ended" not in said and "RankLost" not in said, said
+    assert started_by_it and not any(map(is_running, started_by_it))
+    assert process.returncode == (130 if how == "--tensor-parallel" else 1), said
 
 
 @contextmanager

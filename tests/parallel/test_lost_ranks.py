@@ -11,11 +11,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import torch.distributed as dist
 
 import forerun
+from forerun.errors import RankLost
 from forerun.models import scorer
 from forerun.models.scorer import Scorer
+from forerun.models.sharded import by_all_ranks
+from forerun.parallel import Coordinator, Worker
+from forerun.parallel.link import Link
 from support.ranks import VOCAB, Case, load_shard, raised, run_ranks, save_pair
 from support.tiny import tiny_model
 
@@ -55,6 +60,39 @@ def test_requests_under_way_are_told(how: signal.Signals, tmp_path: Path) -> Non
     assert later.startswith("RankLost: "), later
     assert ("rank 1 has ended" in first) is (how == signal.SIGKILL)
     assert seconds < SECONDS + 20  # of a machine that is busy with other things
+
+
+@by_all_ranks
+def fail(model: Any, ranks: tuple[int, ...]) -> str:
+    if dist.get_rank() in ranks:
+        raise ValueError("no")
+    return "done"
+
+
+def call_together(folder: str) -> Any:
+    """On rank 0 what becomes of calls of the model that fail on all ranks, and then on one, as a command makes them."""
+    link = Link.establish()
+    if dist.get_rank() == 1:
+        return raised(lambda: Worker(link).serve(until_stop=True))
+    ranks = Coordinator(link, calls_are_shared=False)
+    model = ranks.load(folder, {"size": 2, "offline": True})
+    found: list[Any] = [raised(lambda: model(torch.tensor([[1, 2]])))]
+    for who in ((0, 1), (), (1,), ()):
+        try:
+            found.append(fail(model, who))
+        except (ValueError, RankLost) as error:
+            found.append(f"{type(error).__name__}: {error}")
+    return found
+
+
+def test_calls_of_the_model_that_fail(tmp_path: Path) -> None:
+    tiny_model("llama", vocab=VOCAB).save_pretrained(tmp_path)
+    found, other = run_ranks(2, call_together, str(tmp_path))
+    direct, both, after, one, later = found
+    assert "split over processes that only run Forerun's own passes" in direct
+    assert both == "ValueError: no" and after == "done", "ranks that have failed alike are in step"
+    assert one == later and one.startswith("RankLost") and "failed on other ranks (ValueError: no)" in one
+    assert other.startswith("RankLost")
 
 
 def test_a_lost_rank_is_a_503() -> None:

@@ -136,11 +136,24 @@ def test_commands(tmp_path: Path) -> None:
     draft = Command("generate")("--model", folder, "--tensor-parallel", "2", "--draft", odd, *on, "abc")
     assert draft.exit_code == 2 and "3 of keys, which do not divide by 2 processes; use 1 or 3" in draft.stderr
     nobody = Command("generate")("--model", folder, "--tensor-parallel", "2", "--draft", "lookup", *on, "abc")
-    assert nobody.exit_code == 2 and "--draft lookup names no model" in nobody.stderr
+    assert nobody.exit_code == 2 and "--draft names no model" in nobody.stderr
     whole = Command("generate")("--model", folder, "--draft", odd, *on, "abc")
     assert whole.exit_code == 2 and "--draft-split on: the target is not split" in whole.stderr
     torchrun = {"TORCHELASTIC_RUN_ID": "x", "RANK": "0", "WORLD_SIZE": "2"}
     several = Command("doctor")(**torchrun)
     assert several.exit_code == 2 and "`forerun doctor` runs in one" in several.stderr
+    decode = Command("bench")("decode", **torchrun)
+    assert decode.exit_code == 2 and decode.stderr.endswith("`forerun bench decode` runs in one: start it without\n")
+    for name, asked, why in (
+        ("check", ("--quantize", "int8"), "--quantize int8: a model split over processes is not quantised"),
+        ("bench", ("--quantize", "int8"), "--quantize int8: a model split over processes is not quantised"),
+        ("bench", ("--draft", "lookup", *on), "--draft names no model"),
+        ("bench", ("--model", "embedded", "--peer", "llama.cpp"), "those are not split over processes"),
+        ("eval", ("asr", "--data", str(tmp_path)), "'asr' is run by one process"),
+        ("plan", ("synthetic:tiny+mini@0.87",), "is made whole, and not split over processes"),
+        ("plan", (folder, "--devices", "8"), "--devices predicts by formulas"),
+    ):
+        refused = Command(name)(*asked, **torchrun)
+        assert refused.exit_code == 2 and why in refused.stderr, (name, refused.output)
     other = Command("generate")("--model", folder, "--tensor-parallel", "4", "abc", **torchrun)
     assert other.exit_code == 2 and "torchrun has started 2 processes" in other.stderr

@@ -19,11 +19,13 @@ from torch._C._distributed_c10d import TCPStore
 import forerun
 from forerun.models.sharded import is_sharded
 from forerun.parallel import Coordinator
+from forerun.parallel.join import group
 from support import shared, staged
 from support.tiny import tiny_model
 
 RankFunction = Callable[..., Any]
 VOCAB = 96  # transformers before 5.22 splits heads of models evenly or not at all
+PATIENCE = 30.0  # seconds between the end of rank 0 and that of the others
 BUSY = "100"  # seconds that ranks wait for each other: a process may get no core for long where many tests run
 
 
@@ -37,8 +39,7 @@ def run_ranks(
 ) -> list[Any]:
     """What `function(*arguments)` returns on each rank; a string with its traceback where it raises, None where the
     process ends without a word. Only the ranks of `wait_for` are waited for, where it is given."""
-    context = multiprocessing.get_context("forkserver")  # a child is there in milliseconds, with everything imported
-    context.set_forkserver_preload(["support.ranks", "transformers.models.llama.modeling_llama"])
+    context = _forkserver()
     store = TCPStore("127.0.0.1", 0, size, is_master=True, wait_for_workers=False)
     readers, processes = [], []
     for rank in range(size):
@@ -55,6 +56,65 @@ def run_ranks(
         for process in processes:
             process.kill()
             process.join()
+
+
+@dataclass(frozen=True)
+class CommandRank:
+    """How a command ended on one rank."""
+
+    exit_code: int | None
+    stdout: str = ""
+    stderr: str = ""
+
+
+def run_command(size: int, *arguments: str, seconds: float = 300, **environment: str) -> list[CommandRank]:
+    """`torchrun --nproc-per-node SIZE -m forerun ARGUMENTS`, but that its processes are there in milliseconds. What a
+    rank other than 0 says goes where this process's output goes: it ends without handing it over."""
+    context = _forkserver()
+    store = TCPStore("127.0.0.1", 0, size, is_master=True, wait_for_workers=False)
+    reader, writer = context.Pipe(duplex=False)
+    told = (size, store.port, writer, arguments, environment)
+    processes = [context.Process(target=_command, args=(rank, *told), daemon=True) for rank in range(size)]
+    for process in processes:
+        process.start()
+    writer.close()
+    try:
+        (first,) = _collect([reader], monotonic() + seconds)
+        assert isinstance(first, CommandRank), first
+        for process in processes[1:]:
+            process.join(PATIENCE)
+        return [first, *(CommandRank(process.exitcode) for process in processes[1:])]
+    finally:
+        for process in processes:
+            process.kill()
+            process.join()
+
+
+def _command(
+    rank: int, size: int, port: int, writer: Connection, arguments: Sequence[str], environment: dict[str, str]
+) -> None:
+    torch.set_num_threads(1)
+    os.environ.update(
+        RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(size), FORERUN_RANK_TIMEOUT=BUSY,
+        TORCHELASTIC_RUN_ID="tests", TORCHELASTIC_USE_AGENT_STORE="True", MASTER_ADDR="127.0.0.1",
+        MASTER_PORT=str(port), **environment,
+    )  # fmt: skip
+    from click.testing import CliRunner
+
+    from forerun.cli.main import cli
+
+    result = CliRunner().invoke(cli, [*arguments])
+    ranks = group()
+    if isinstance(ranks, Coordinator):
+        ranks.stop()  # as it does when its process ends
+    writer.send(CommandRank(result.exit_code, result.stdout, result.stderr))
+    os._exit(result.exit_code)
+
+
+def _forkserver() -> Any:
+    context = multiprocessing.get_context("forkserver")  # a child is there in milliseconds, with everything imported
+    context.set_forkserver_preload(["support.ranks", "transformers.models.llama.modeling_llama"])
+    return context
 
 
 def _collect(readers: Sequence[Connection], deadline: float) -> list[Any]:

@@ -30,9 +30,10 @@ from forerun.bench.report import make_record
 from forerun.bench.results import Measurement, Refusal, Results
 from forerun.bench.schedule import Group, Schedule, Speed, make_schedule
 from forerun.bench.settings import CompareSettings
-from forerun.drafters.named import AUTO, OFF, is_draft_model, named_drafter, refuse_misspelt
+from forerun.config import num_ranks
+from forerun.drafters.named import AUTO, OFF, draft_models, is_draft_model, named_drafter, refuse_misspelt
 from forerun.errors import InvalidArgument
-from forerun.loading.load import STORED
+from forerun.loading.load import STORED, load_tokenizer
 from forerun.loading.source import resolve
 from forerun.measure.progress import Reporter
 from forerun.measure.provenance import busy_note, provenance, without_folders
@@ -41,6 +42,9 @@ from forerun.measure.reference import Agreement, compare_texts
 from forerun.measure.repetition import repeated_share
 from forerun.measure.turns import Outcome, Turn, take_turns
 from forerun.models.families import context_length
+from forerun.parallel import load_draft
+from forerun.parallel.draft import check_draft_split, placement
+from forerun.parallel.start import sharded_target
 
 WARM_UP_TOKENS = 16
 PEER_PROMPTS = (128, 512)
@@ -79,6 +83,7 @@ def check(
 ) -> Comparison:
     """Refuse whatever can be refused now. `chosen` are fields of `CompareSettings`; None stands for the default."""
     chosen = {name: value for name, value in chosen.items() if value is not None}
+    chosen["tensor_parallel"] = num_ranks(chosen.get("tensor_parallel", 1))
     name = None if draft is None or draft.strip() in OFF else draft.strip()
     draft = name if name is not None and is_draft_model(name) else None
     if draft is not None:
@@ -91,6 +96,7 @@ def check(
         llama_server=without_folders(llama_server) if llama_server else None,
         **({"prompt_lengths": PEER_PROMPTS} if found else {}) | (QUICK if quick else {}) | chosen,
     )  # fmt: skip
+    check_draft_split(settings.draft_split, draft_models(name or "none"), settings.tensor_parallel)
     questions = find_questions(data)
     for category in settings.categories:
         questions.of(category)
@@ -122,13 +128,20 @@ def load_and_run(asked: Comparison, output: Path, reporter: Reporter, **where: A
     reporter.start(f"loading {settings.model}")
     if peer is not None and where.get("dtype") is None:
         where = where | {"dtype": STORED}  # the file's own blocks, as the peer reads them
-    drafter = None
-    if asked.drafter is not None and asked.drafter != AUTO:  # first: what is wrong with a name is seen at once
-        drafter = named_drafter(asked.drafter, option="--draft", **where)
-    target, tokenizer = load_model(asked.model, **where)
-    if asked.drafter == AUTO:  # which one depends on the target
-        drafter = named_drafter(AUTO, target)
-    draft, draft_tokenizer = load_model(asked.draft, **where) if asked.draft else (None, None)
+    drafter, load = None, load_model
+    if asked.drafter is not None and asked.drafter != AUTO and settings.tensor_parallel == 1:
+        drafter = named_drafter(asked.drafter, option="--draft", **where)  # what is wrong with a name is seen at once
+    if settings.tensor_parallel > 1:  # first, because other ranks go no further than this
+        target: Any = sharded_target(asked.model, settings.tensor_parallel, where)
+        tokenizer = load_tokenizer(asked.model, offline=where["offline"])
+        load = partial(load_draft, split=settings.draft_split, use=settings.kernels)
+    else:
+        target, tokenizer = load_model(asked.model, **where)
+    if asked.drafter is not None and drafter is None:  # which one depends on the target
+        drafter = named_drafter(asked.drafter, target, option="--draft", load_model=load, **where)
+    draft, draft_tokenizer = load(asked.draft, **where) if asked.draft else (None, None)
+    if (told := placement()) is not None:
+        reporter.say(f"draft model: {told}")
     bench = Bench(
         target, tokenizer, settings.temperature, settings.seed, draft, draft_tokenizer,
         kernels=settings.kernels, rule=settings.rule, loading={"name_or_path": asked.model, **where},

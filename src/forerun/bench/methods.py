@@ -16,8 +16,10 @@ from forerun.drafters import DraftModel, RandomDraft
 from forerun.drafters.base import Drafter
 from forerun.drafters.named import is_draft_model
 from forerun.errors import InvalidArgument
+from forerun.measure import reference
 from forerun.measure.memory import peak_of_script
 from forerun.measure.timing import timed
+from forerun.models.sharded import is_sharded
 from forerun.policy import CostModel
 
 Prompts = Sequence[Sequence[int]]
@@ -103,6 +105,8 @@ class WithTransformers:
         self.single, self.options = single, options
 
     def refusal(self, batch: int) -> str | None:
+        if is_sharded(self.target) and not is_sharded(self.options.get("assistant", self.target)):
+            return "all ranks run it together, and the draft model is whole on rank 0: --draft-split on splits it"
         return "transformers speculates for one sequence at a time" if self.single and batch > 1 else None
 
     def run(self, prompts: Prompts, max_new_tokens: int) -> Run:
@@ -116,22 +120,14 @@ class WithTransformers:
         return None
 
     def _generate(self, ids: Tensor, mask: Tensor, max_new_tokens: int) -> Tensor:
-        sampling = self._sampling()
-        out: Tensor = self.bench.target.generate(
-            ids,
-            attention_mask=mask,
-            max_new_tokens=max_new_tokens,
-            pad_token_id=self.bench.pad,
-            **sampling,
-            **self.options,
-        )
-        return out
+        settings = {"max_new_tokens": max_new_tokens, "pad_token_id": self.bench.pad, **self.options}
+        return reference.generate(self.target, ids, mask, **settings, **self._sampling())
 
     def _sampling(self) -> dict[str, Any]:
         if self.bench.temperature == 0:
             return {"do_sample": False}
-        torch.manual_seed(self.bench.seed)
-        return {"do_sample": True, "temperature": self.bench.temperature, "top_k": 0, "top_p": 1.0}
+        sampled = {"do_sample": True, "temperature": self.bench.temperature, "top_k": 0, "top_p": 1.0}
+        return {"seed": self.bench.seed, **sampled}
 
 
 class WithForerun:
@@ -193,7 +189,7 @@ METHODS: dict[str, Callable[[Bench], Method]] = {
         "lookup", "transformers prompt lookup", bench, single=True, prompt_lookup_num_tokens=LOOKUP_TOKENS
     ),
     "assisted": lambda bench: WithTransformers(
-        "assisted", "transformers assisted", bench, single=True, assistant_model=bench.draft
+        "assisted", "transformers assisted", bench, single=True, assistant=bench.draft
     ),
     "forerun-plain": lambda bench: WithForerun("forerun-plain", "Forerun plain", bench, None),
     "forerun": lambda bench: WithForerun("forerun", "Forerun", bench, "auto"),

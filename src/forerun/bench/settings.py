@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from forerun.arguments import above, at_least, finite, refuse
-from forerun.config import Kernels, kernels
+from forerun.config import DraftSplit, Kernels, kernels
+from forerun.errors import InvalidArgument
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,11 +51,22 @@ class CompareSettings:
     """Compare with this program instead of transformers; --model must be a GGUF file or 'embedded'."""
     llama_server: str | None = None
     """The llama-server to run, for --peer llama.cpp."""
+    tensor_parallel: int = 1
+    """Split the target over N processes of this machine, one a device; transformers then runs on all of them, too."""
+    draft_split: DraftSplit = "auto"
+    """Of a split target: whether a draft model is split as well ('on'), which assisted needs, or runs on the first
+    process alone ('off'); 'auto' times a few steps of both while it starts."""
 
     def __post_init__(self) -> None:
         from forerun.rules import parse
 
-        at_least(self, 1, "max_new_tokens", "repeats", "prompts_per_category", "batch_sizes")
+        if self.tensor_parallel > 1 and self.quantize:
+            schemes = ",".join(self.quantize)
+            raise InvalidArgument(f"quantize={schemes}: a model split over processes is not quantised")
+        if self.tensor_parallel > 1 and self.peer is not None:
+            refuse("peer", self.peer, "reads GGUF files, and those are not split over processes")
+
+        at_least(self, 1, "max_new_tokens", "repeats", "prompts_per_category", "batch_sizes", "tensor_parallel")
         if self.prompt_lengths:
             at_least(self, 2, "prompt_lengths")
         if self.llama_server is not None and self.peer is None:

@@ -41,6 +41,7 @@ class BenchGroup(NamesOptions, LazyGroup):
     """Its commands are imported when they are called, as those of `forerun` itself."""
 
     table = BENCHES
+    title = "forerun bench"
 
 
 def output_options(plot: str) -> Callable[[Function], Function]:
@@ -73,6 +74,7 @@ def questions_option(group: str) -> Callable[[Function], Function]:
     prompt_lengths={"metavar": "N,...", "show_default": "none; 128,512 beside a peer"},
     peer={"show_default": "transformers"},
     llama_server={"metavar": "PATH", "show_default": "the one on the PATH, else the package llama_cpp"},
+    tensor_parallel={"metavar": "N", "show_default": "1; of torchrun's, all"},
 )  # fmt: skip
 @questions_option("What is compared")
 @option(

@@ -14,10 +14,12 @@ from forerun.cli.options import (
     model_options,
     option,
     options_from,
+    parallel_options,
     prompts_option,
     settings_from,
     speculation_options,
 )
+from forerun.config import num_ranks
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -29,6 +31,7 @@ TEST, OUTPUT = "Test", "Output"
 
 @click.command(cls=GroupedCommand)
 @model_options
+@parallel_options("Model")
 @speculation_options(policy="4")
 @prompts_option(
     TEST, "built-in texts",
@@ -89,6 +92,7 @@ def _print(report: CheckReport, options: dict[str, Any]) -> None:
 
     if options["as_json"]:
         subject = {name: options[name] for name in ("model", "draft", "tree", "policy", "rule")}
+        subject["tensor_parallel"] = num_ranks(options["tensor_parallel"])
         click.echo(json.dumps(subject | report.as_dict(), indent=2, allow_nan=False))
     elif not options["quiet"]:
         _print_table(report, out_console(), options)
@@ -97,7 +101,9 @@ def _print(report: CheckReport, options: dict[str, Any]) -> None:
 def _print_table(report: CheckReport, console: Console, options: dict[str, Any]) -> None:
     from forerun.measure.table import Table, print_tables
 
-    title = f"{options['model']}, drafts by {options['draft']}, rule {options['rule']}, policy {options['policy']}"
+    split = "" if (size := num_ranks(options["tensor_parallel"])) == 1 else f" split over {size} processes"
+    drafts = f"drafts by {options['draft']}, rule {options['rule']}, policy {options['policy']}"
+    title = f"{options['model']}{split}, {drafts}"
     rows = [(finding.name, str(finding.outcome), finding.summary) for finding in report.findings]
     failed = [place for place, row in enumerate(rows) if row[1] == "FAILED"]
     table = Table(title, ("test", "verdict", "what was seen"), tuple(rows), alarming=tuple(failed), last_is_text=True)

@@ -22,6 +22,7 @@ from forerun.measure.reference import Difference, difference
 from forerun.measure.table import NOTHING, Table
 from forerun.measure.timing import timed
 from forerun.models.families import context_length
+from forerun.models.sharded import is_sharded
 
 if TYPE_CHECKING:
     from forerun.cli.pair import Loaded
@@ -89,6 +90,8 @@ def compare(
     warm_up = keywords | {"max_new_tokens": min(WARM_UP, room)}
     if missing := [name for name in OURS_ALONE if keywords.get(name)]:
         notes.append(f"transformers has no {' and no '.join(missing)}: its row is left out")
+    elif is_sharded(loaded.model) and keywords.get("max_time") is not None:
+        notes.append("transformers ends by each process's own clock, and a split target needs all: its row is left out")
     else:
         if keywords.get("repetition_penalty") and len({len(prompt) for prompt in prompts}) > 1:
             notes.append("transformers counts the padding of shorter prompts as repeated tokens: its texts may differ")
@@ -133,13 +136,9 @@ def _transformers(loaded: Loaded, prompts: Sequence[Sequence[int]], keywords: di
     padded = partial(pad_sequence, batch_first=True, padding_side="right" if loaded.has_encoder else "left")
     rows = [torch.tensor(prompt, device=model.device) for prompt in prompts]
     ids, mask = padded(rows, padding_value=pad), padded([torch.ones_like(row) for row in rows])
-    if (seed := keywords.get("seed")) is not None:
-        torch.manual_seed(seed)
-    settings = _their_words(keywords, loaded.tokenizer)
+    settings = {"seed": keywords.get("seed"), "pad_token_id": pad, **_their_words(keywords, loaded.tokenizer)}
     with reference.neutral_defaults(model):
-        out, seconds = timed(
-            model.device, lambda: model.generate(ids, attention_mask=mask, pad_token_id=pad, **settings)
-        )
+        out, seconds = timed(model.device, lambda: reference.generate(model, ids, mask, **settings))
         ends = model.generation_config.eos_token_id
     ends = {ends} if isinstance(ends, int) else set(ends or ())
     start = 1 if loaded.has_encoder else ids.shape[1]  # a decoder's text begins with its start token

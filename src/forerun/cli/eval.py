@@ -13,6 +13,7 @@ from forerun.cli.options import (
     model_options,
     option,
     options_from,
+    parallel_options,
     settings_from,
     speculation_options,
 )
@@ -49,6 +50,7 @@ def limit(value: str) -> int | None:
 )
 @options_from(EvalSettings, TASKS, "limit", limit={"type": limit, "metavar": "N|all", "default": "100"})
 @model_options
+@parallel_options("Model")
 @speculation_options(policy="auto")
 @options_from(
     EvalSettings,
@@ -104,7 +106,7 @@ def evaluate(
     seconds of encoder and decoder, by transformers, plainly and with drafts, at batch sizes 1, 4 and 8.
     """
     from forerun.cli.console import err_console
-    from forerun.config import data_folder
+    from forerun.config import data_folder, rank_and_size
     from forerun.eval.tasks import chosen
 
     if as_json and markdown:
@@ -114,7 +116,8 @@ def evaluate(
         raise InvalidArgument(f"{str(folder)!r} is no folder: name the one that holds the tasks' files (--data)")
     console = err_console(quiet)
     if not tasks:
-        list_tasks(folder)
+        if rank_and_size()[0] == 0:
+            list_tasks(folder)
         return
     form = "json" if as_json else "markdown" if markdown else "table"
     if "asr" in tasks:

@@ -11,6 +11,7 @@ import click
 
 from forerun.cli.main import INTERRUPTED
 from forerun.cli.options import typed_options
+from forerun.config import num_ranks
 from forerun.errors import InvalidArgument
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ MEANINGLESS = (
 )  # fmt: skip
 """Options of other tasks. Nothing is ignored: they are refused here."""
 ROUNDING = ("quantize", "quantize_head", "draft_quantize")
+SPLITTING = ("tensor_parallel", "draft_split")
 """Options of text models."""
 
 
@@ -72,6 +74,8 @@ def _check(tasks: tuple[str, ...]) -> None:
         )
     if typed := typed_options(click.get_current_context(), ROUNDING):
         raise InvalidArgument(f"{typed[0]}: a Whisper is run as it is stored; leave it out")
+    if num_ranks() > 1 or typed_options(click.get_current_context(), SPLITTING):
+        raise InvalidArgument(f"{TASK!r} is run by one process: transformers has no plan to split a Whisper")
     for package in ("jiwer", "soundfile", "soxr"):
         if importlib.util.find_spec(package) is None:
             raise InvalidArgument(f"{TASK!r} needs {package}; run: pip install 'forerun[eval,speech]'")

@@ -49,7 +49,7 @@ COMMANDS = {
     "export": LazyCommand("forerun.cli.export:export", "Make a trained draft a model of its own."),
     "doctor": LazyCommand("forerun.cli.doctor:doctor", "Say what is installed and what will be used."),
 }
-UNDER_TORCHRUN = ("generate", "chat", "serve", "plan", "train")
+UNDER_TORCHRUN = ("generate", "chat", "serve", "check", "plan", "bench", "eval", "train")
 """Commands that several processes may run: they split the target, or train together."""
 INTERRUPTED = 130
 """The exit code shells give to a program stopped by Ctrl-C."""
@@ -95,9 +95,10 @@ class LazyGroup(click.Group):
         found, command, rest = super().resolve_command(ctx, args)
         size = rank_and_size()[1]
         if size > 1 and found not in self.several:
+            others = ", ".join(f"{self.title} {other}" for other in self.several)
             raise InvalidArgument(
-                f"torchrun has started {size} processes, and `{self.title} {found}` runs in one: start it without; "
-                f"those that use several are {', '.join(f'{self.title} {other}' for other in self.several)}"
+                f"torchrun has started {size} processes, and `{self.title} {found}` runs in one: start it without"
+                + (f"; those that use several are {others}" if others else "")
             )
         return found, command, rest
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from forerun.cli.console import busy, note
 from forerun.cli.options import place_of
-from forerun.config import rank_and_size
+from forerun.config import num_ranks
 from forerun.errors import InvalidArgument
 
 if TYPE_CHECKING:
@@ -88,27 +88,12 @@ def check_split(options: dict[str, Any]) -> None:
         if (head := options.get("quantize_head")) is not None:
             option = "--quantize-head" if head else "--no-quantize-head"
             raise InvalidArgument(f"{option}: a model split over processes is not quantised; leave it out")
-    _check_draft_split(options, size)
+    if (asked := options.get("draft_split", "auto")) != "auto":
+        from forerun.drafters.named import draft_models
+        from forerun.parallel.draft import check_draft_split
 
-
-def _check_draft_split(options: dict[str, Any], size: int) -> None:
-    """Before anything is loaded: whether a draft model can be split if it must be."""
-    asked = options.get("draft_split", "auto")
-    if asked == "auto":
-        return
-    if not is_split(size):
-        raise InvalidArgument(f"--draft-split {asked}: the target is not split; leave it out, or say --tensor-parallel")
-    from forerun.drafters.named import draft_models
-    from forerun.parallel.draft import check_split_draft
-
-    names = draft_models(options["draft"])
-    if not names:
-        raise InvalidArgument(
-            f"--draft-split {asked}: --draft {options['draft']} names no model; leave one of them out"
-        )
-    if asked == "on":
-        for name in names:
-            check_split_draft(name, max(size, rank_and_size()[1]), options.get("draft_quantize"), options["offline"])
+        names, scheme = draft_models(options["draft"]), options.get("draft_quantize")
+        check_draft_split(asked, names, num_ranks(size), quantize=scheme, offline=options["offline"])
 
 
 def _draft_loader(options: dict[str, Any]) -> Any:
@@ -121,11 +106,10 @@ def _draft_loader(options: dict[str, Any]) -> Any:
 
 
 def _tell_of_placement(console: Console) -> None:
-    from forerun.parallel.join import group
+    from forerun.parallel.draft import placement
 
-    ranks: Any = group()
-    if ranks.draft_placement is not None:
-        note(console, f"draft model: {ranks.draft_placement}")
+    if (told := placement()) is not None:
+        note(console, f"draft model: {told}")
 
 
 def _tell_of_copy(model: PreTrainedModel, drafter: Drafter | None, console: Console) -> None:
@@ -148,7 +132,7 @@ def stored_place(options: dict[str, Any]) -> dict[str, Any]:
 
 def is_split(size: int) -> bool:
     """Whether the target is to be split over processes: by --tensor-parallel, or because torchrun started several."""
-    return size > 1 or rank_and_size()[1] > 1
+    return num_ranks(size) > 1
 
 
 def load_split(name: str, size: int, place: dict[str, Any]) -> tuple[Any, Any]:

@@ -22,7 +22,7 @@ from forerun.cli.options import (
     settings_from,
     typed_options,
 )
-from forerun.config import SpeculationSettings
+from forerun.config import SpeculationSettings, num_ranks
 from forerun.errors import InvalidArgument
 from forerun.plan.devices import DeviceSettings
 from forerun.plan.settings import PlanSettings
@@ -210,6 +210,8 @@ def _load(target: str, options: dict[str, Any]) -> PlanInputs:
         if name == OWN and not is_synthetic(target):
             raise InvalidArgument(f"--draft own: only synthetic pairs have a draft of their own, {target!r} is none")
     if is_synthetic(target):
+        if num_ranks() > 1:
+            raise InvalidArgument(f"{target!r} is made whole, and not split over processes: start it without torchrun")
         return _synthetic(target, wanted, where)
     if is_split(1):
         model, tokenizer = load_split(target, 1, where)

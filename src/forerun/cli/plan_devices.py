@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from forerun.cli.options import settings_from, typed_options
+from forerun.config import num_ranks
 from forerun.errors import InvalidArgument
 from forerun.plan.devices import DeviceLayout, DeviceSettings, ModelShape, layouts
 
@@ -25,6 +26,8 @@ def plan_devices(target: str, options: dict[str, Any], as_json: bool) -> None:
     others = [name for name in context.params if name not in HONOURED]
     if typed := typed_options(context, others):
         raise InvalidArgument(f"{', '.join(typed)}: --devices predicts by formulas and measures nothing; leave it out")
+    if num_ranks() > 1:
+        raise InvalidArgument("--devices predicts by formulas, which one process computes: start it without torchrun")
     from forerun.cli.console import out_console
     from forerun.loading import load_outline
     from forerun.measure.table import print_tables

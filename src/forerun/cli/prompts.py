@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forerun.arguments import check_whole
+from forerun.config import rank_and_size
 from forerun.errors import ForerunWarning, InvalidArgument
 from forerun.inputs import chat_ids, text_ids
 from forerun.prompts import CONVERSATIONS, FIELDS, Prompt, prompt_of, rows_in, rows_of, uses_template
@@ -29,6 +30,8 @@ def read_placed(arguments: Sequence[str], file: Path | None) -> list[tuple[str, 
 
     Arguments first ('-' is stdin as one prompt), then the file's prompts. With neither, stdin, if it is a pipe.
     """
+    if rank_and_size()[0] > 0:  # rank 0 alone decodes, and standard input can be read once
+        return [("", "")]
     if not arguments and file is None and not sys.stdin.isatty():
         arguments = ["-"]
     if [*arguments, str(file)].count("-") > 1:

@@ -73,6 +73,8 @@ def evaluate(
     notes = sandbox_notes([data.task for data in tasks])
     notes += [lossy for method in methods if (lossy := method.decoder.engine.lossy) is not None]
     notes += _policy_notes(methods[1], settings)
+    if (ranks := methods[0].decoder.ranks) is not None:
+        notes.append(f"the target was split over {ranks.size} processes")
     if journal.resumed:
         notes.append(f"resumed after {journal.resumed} calls, so not all times are of one sitting")
     prefix = _prefix(target, [data.task for data in tasks]) if target.config.is_encoder_decoder else None

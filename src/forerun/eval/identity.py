@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
-from forerun.config import ModelSettings, SpeculationSettings, kernels
+from forerun.config import ModelSettings, SpeculationSettings, kernels, num_ranks
 from forerun.loading.digest import files_digest
 
 SHOWN = ("model", "draft", "policy", "rule")  # these the settings of a run hold already
@@ -22,6 +22,7 @@ def pair_identity(options: Mapping[str, Any], device: Any) -> dict[str, Any]:
     names = [field.name for kind in (ModelSettings, SpeculationSettings) for field in fields(kind)]
     how = {name: options[name] for name in names if name in options and name not in (*SHOWN, *ELSEWHERE)}
     how |= {"device": str(device), "kernels": str(kernels(options["kernels"]))}
+    how["tensor_parallel"] = num_ranks(options.get("tensor_parallel", 1))
     drafts = [files_digest(_place(part.strip())) for part in options["draft"].split(",")]
     return how | {"files of the model": files_digest(options["model"]), "files of the draft": drafts}
 

@@ -18,6 +18,7 @@ from transformers import GenerationConfig, PreTrainedModel
 from forerun.config import SamplingParams
 from forerun.math.laws import warp
 from forerun.math.penalties import adjust
+from forerun.models.sharded import by_all_ranks
 from forerun.types import LawParams
 
 # Of a published configuration what says which tokens there are, not how to draw them.
@@ -66,10 +67,11 @@ def greedy(model: PreTrainedModel, prompt: Sequence[int], max_new_tokens: int) -
         keywords: dict[str, Any] = {"do_sample": False, "max_new_tokens": max_new_tokens}
         if model.generation_config.pad_token_id is None:
             keywords["pad_token_id"] = 0  # never met: the batch has one row
-        out = model.generate(ids, attention_mask=torch.ones_like(ids), **keywords)
+        out = generate(model, ids, torch.ones_like(ids), **keywords)
     return [int(token) for token in out[0, len(prompt) :]]
 
 
+@by_all_ranks
 @torch.inference_mode()
 def logits_after(model: PreTrainedModel | Reading, tokens: Sequence[int]) -> Tensor:
     """Logits [V] float after `tokens`, by one forward without a cache."""
@@ -97,6 +99,7 @@ def slack(deviation: float, temperature: float) -> float:
     return math.expm1(min(2 * deviation / temperature, 5.0))
 
 
+@by_all_ranks
 @torch.inference_mode()
 def deviation(model: PreTrainedModel | Reading, tokens: Sequence[int]) -> float:
     """The model's own rounding: how far logits move between reading tokens one at a time and up to eight at once."""
@@ -117,6 +120,40 @@ def _continued(model: PreTrainedModel | Reading, start: Tensor, steps: list[Tens
         cache = out.past_key_values
         parts.append(out.logits[0].float())
     return torch.cat(parts)
+
+
+def generate(
+    model: PreTrainedModel,
+    ids: Tensor,
+    mask: Tensor,
+    *,
+    assistant: Any = None,
+    seed: int | None = None,
+    **settings: Any,
+) -> Tensor:
+    """`model.generate`, drawing from `seed`; of a split model on all ranks, each with the defaults of this one."""
+    configs = model.generation_config, None if assistant is None else assistant.generation_config
+    return _generate(model, assistant, configs, ids, mask, seed, settings)
+
+
+@by_all_ranks
+def _generate(
+    model: PreTrainedModel,
+    assistant: Any,
+    configs: tuple[GenerationConfig | None, ...],
+    ids: Tensor,
+    mask: Tensor,
+    seed: int | None,
+    settings: dict[str, Any],
+) -> Tensor:
+    model.generation_config = configs[0]
+    if assistant is not None:
+        assistant.generation_config = configs[1]
+        settings = settings | {"assistant_model": assistant}
+    if seed is not None:
+        torch.manual_seed(seed)
+    out: Tensor = model.generate(ids.to(model.device), attention_mask=mask.to(model.device), **settings)
+    return out
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +202,7 @@ def difference(
     return Difference(row, position, a, b, gap, gap <= 2 * rounding)
 
 
+@by_all_ranks
 @torch.inference_mode()
 def rounding_after(model: PreTrainedModel | Reading, tokens: Sequence[int], logits: Tensor) -> float:
     """How sure logits [V] after `tokens` are: twice their distance from those of a last token read over a cache, for

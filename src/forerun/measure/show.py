@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from forerun.config import rank_and_size
 from forerun.errors import ForerunError, InvalidArgument
 from forerun.files import check_output
 from forerun.measure.plot import check_plot, draw
@@ -92,6 +93,7 @@ def _draw_picture(record: Record, picture: Path) -> None:
 
 
 def _console(stderr: bool = False) -> Console:
+    """Of several ranks, only 0 writes."""
     from rich.console import Console
 
-    return Console(stderr=stderr, highlight=False)
+    return Console(stderr=stderr, highlight=False, quiet=rank_and_size()[0] > 0)

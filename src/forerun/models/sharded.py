@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any, NoReturn, Protocol
+from functools import wraps
+from typing import Any, NoReturn, ParamSpec, Protocol, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
@@ -19,6 +20,9 @@ from torch import Tensor, nn
 from forerun.cache.base import KeyValueCache
 from forerun.cache.journal import CacheJournal, Change
 from forerun.errors import UnsupportedModel
+
+T = TypeVar("T")
+P = ParamSpec("P")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +63,15 @@ class RecordedCall:
     is_new: bool  # all ranks record it, whatever they have
     is_run: bool  # by a warm-up it is only recorded
     digest: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCall:
+    """A function that calls models themselves, by all ranks at once."""
+
+    function: Callable[..., Any]  # travels by its name
+    arguments: tuple[Any, ...]
+    options: dict[str, Any]
 
 
 class Follower(Protocol):
@@ -103,6 +116,10 @@ class Ranks(Protocol):
         """
         ...
 
+    def together(self, call: ModelCall) -> AbstractContextManager[None]:
+        """While this rank makes the call: the others make the same one."""
+        ...
+
     def wants_digest(self) -> bool:
         """Whether the next pass is to compare the states of the caches."""
         ...
@@ -127,6 +144,21 @@ def is_sharded(model: nn.Module) -> bool:
 def connect(model: nn.Module, ranks: Ranks) -> None:
     """From now on scorers of `model` run in step with their counterparts on other ranks."""
     _ranks[model] = ranks
+
+
+def by_all_ranks(function: Callable[P, T]) -> Callable[P, T]:
+    """For functions whose first argument is a model that they call themselves: where that is split, every rank runs
+    them. What they are given has to be the same to all ranks, and no clock may decide when they end."""
+
+    @wraps(function)
+    def on_this_rank(*arguments: P.args, **options: P.kwargs) -> T:
+        model = arguments[0]
+        ranks = _ranks.get(model) if isinstance(model, nn.Module) else None
+        call = ModelCall(on_this_rank, arguments, options)
+        with nullcontext() if ranks is None else ranks.together(call):
+            return function(*arguments, **options)
+
+    return on_this_rank
 
 
 @contextmanager
@@ -231,6 +263,9 @@ class WithoutCounterparts:
 
     def make_followers(self, scorer: int, make: MakeFollower) -> NoReturn:
         raise AssertionError("no counterparts were made")
+
+    def together(self, call: ModelCall) -> AbstractContextManager[None]:
+        return nullcontext()  # rank 0 has told the others, or all make the same calls by themselves
 
     def wants_digest(self) -> bool:
         return False

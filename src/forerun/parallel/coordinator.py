@@ -19,14 +19,13 @@ import torch.distributed as dist
 from torch import nn
 
 from forerun.config import rank_timeout
-from forerun.errors import ForerunError, RankLost, UnsupportedModel, first_line
+from forerun.errors import ForerunError, RankLost, UnsupportedModel, first_line, kind_and_line
 from forerun.loading import load_shard
 from forerun.models import sharded
-from forerun.models.self_check import SelfCheck
-from forerun.models.sharded import MakeFollower, NotRecorded, PassCall, RecordedCall
+from forerun.models.sharded import MakeFollower, ModelCall, NotRecorded, PassCall, RecordedCall
 from forerun.parallel.link import MEETING, Link
-from forerun.parallel.messages import Close, Examine, Follow, Load, Meet, Open, Outcome, Stop, Unload
-from forerun.parallel.together import Models, abort, examine, limited_waiting, outline, why_not_alike
+from forerun.parallel.messages import Close, Follow, Load, Meet, Open, Outcome, Stop, Unload
+from forerun.parallel.together import Models, abort, limited_waiting, outline, why_not_alike
 
 T = TypeVar("T")
 PING_SECONDS = 5.0  # between two looks at ranks that wait for work
@@ -146,16 +145,37 @@ class Coordinator:
             self.link.send(agreed)
         return agreed
 
-    def examine(self, model: Any, options: dict[str, Any], wanted: bool) -> SelfCheck:
-        """The self-check of a target, by all ranks at once."""
-        if not self.calls_are_shared:
-            with self._lock:
-                self._send(Examine(self._models.number(model), options | {"wanted": wanted}))
-        self._is_inside = True
-        try:
-            return examine(model, options, wanted)
-        finally:
-            self._is_inside = False
+    @contextmanager
+    def together(self, call: ModelCall) -> Iterator[None]:
+        if self.calls_are_shared or self._is_inside:
+            yield
+            return
+        with self._lock:
+            self._send(self._models.numbered(call))
+            self._is_inside = True
+            try:
+                with limited_waiting(self._models.all()):
+                    yield
+            except Exception as error:
+                self._check_all_failed(error)
+                raise
+            except BaseException as error:  # Ctrl-C: the others are somewhere inside
+                self.link.close(f"a call was left on rank 0 ({kind_and_line(error)})")
+                raise
+            finally:
+                self._is_inside = False
+            if problems := list(filter(None, self.link.receive(rank_timeout()))):
+                self.link.fail(f"a call failed on other ranks ({'; '.join(problems)})")
+
+    def _check_all_failed(self, error: Exception) -> None:
+        """Ranks that have failed alike are in step. Others may be anywhere in the call, and are lost to each other."""
+        with suppress(RankLost):  # the link tells why, then
+            problems = self.link.receive(rank_timeout())
+            if all(problem is not None and problem.startswith(type(error).__name__) for problem in problems):
+                return
+            self.link.close(f"a call failed ({'; '.join([kind_and_line(error), *filter(None, problems)])})")
+        if not isinstance(error, ForerunError):
+            raise self.link.error() from error
 
     def load(self, name: str, options: dict[str, Any]) -> Any:
         """A model that all ranks load together."""

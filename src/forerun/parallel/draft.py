@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from statistics import median
 from typing import Any
 
 import torch
 
 from forerun.config import DraftSplit, Kernels
-from forerun.errors import UnsupportedModel
+from forerun.errors import InvalidArgument, UnsupportedModel
 from forerun.loading import LoadedModel, check_shards, load_model, load_tokenizer
 from forerun.models.scorer import Scorer
 from forerun.parallel.coordinator import Coordinator
@@ -57,6 +57,27 @@ def load_draft(
         ranks.draft_placement = f"split over {ranks.size} processes, as asked"
         return LoadedModel(ranks.load(name, options), load_tokenizer(name, offline=offline))
     return _faster(ranks, whole(), ranks.load(name, options), use)
+
+
+def placement() -> str | None:
+    """In words, where the draft model of this process's target lives, if one was loaded for it."""
+    ranks = group()
+    return ranks.draft_placement if isinstance(ranks, Coordinator) else None
+
+
+def check_draft_split(
+    asked: DraftSplit, names: Sequence[str], size: int, *, quantize: str | None = None, offline: bool = False
+) -> None:
+    """Before anything is loaded: whether the draft models that --draft names can be where they are asked to be."""
+    if asked == "auto":
+        return
+    if size == 1:
+        raise InvalidArgument(f"--draft-split {asked}: the target is not split; leave it out, or say --tensor-parallel")
+    if not names:
+        raise InvalidArgument(f"--draft-split {asked}: --draft names no model; leave one of them out")
+    if asked == "on":
+        for name in names:
+            check_split_draft(name, size, quantize, offline)
 
 
 def check_split_draft(name: str, size: int, quantize: str | None, offline: bool) -> None:

@@ -1,4 +1,5 @@
-"""What rank 0 tells the other ranks, beside passes (`models.sharded.PassCall` and `RecordedCall`)."""
+"""What rank 0 tells the other ranks, beside passes and calls (`PassCall`, `RecordedCall` and `ModelCall` of
+`models.sharded`)."""
 
 from __future__ import annotations
 
@@ -29,11 +30,10 @@ class Unload:
 
 
 @dataclass(frozen=True, slots=True)
-class Examine:
-    """Try a model that no test has proven, all ranks at once: its own forward is part of that."""
+class Split:
+    """A split model among the arguments of a `ModelCall`: each rank puts in its own part."""
 
-    model: int
-    options: dict[str, Any]
+    model: int  # counted in the order in which models were connected, which is the same on all ranks
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Open:
     """Make the counterpart of a scorer."""
 
     scorer: int
-    model: int  # counted in the order in which models were connected, which is the same on all ranks
+    model: int  # as in `Split`
     options: dict[str, Any]
 
 

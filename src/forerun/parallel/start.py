@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import atexit
 import os
+import signal
 import subprocess
 import sys
 import time
+import traceback
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
 
-from forerun.config import local_rank, rank_and_size
-from forerun.errors import InvalidArgument, RankLost
+from forerun.config import local_rank, num_ranks, rank_and_size
+from forerun.errors import InvalidArgument, RankLost, kind_and_line
 from forerun.loading import check_shards
 from forerun.loading.load import choose_device
 from forerun.parallel.coordinator import Coordinator
@@ -33,10 +36,7 @@ def sharded_target(name: str, size: int, options: dict[str, Any]) -> Any:
 
     Under torchrun these are its processes; otherwise `size` - 1 are started here, and end with this one.
     """
-    rank, launched = rank_and_size()
-    if launched > 1 and size not in (1, launched):
-        raise InvalidArgument(f"--tensor-parallel {size}: torchrun has started {launched} processes; leave it out")
-    size = max(size, launched)
+    size, (rank, launched) = num_ranks(size), rank_and_size()
     check_shards(name, size, offline=options["offline"])
     device = _check_device(options["device"], size)
     if launched > 1:
@@ -44,8 +44,7 @@ def sharded_target(name: str, size: int, options: dict[str, Any]) -> Any:
     else:
         _start_workers(size, device)
     if rank > 0:
-        Worker(Link.establish()).serve(until_stop=True)
-        sys.exit(0)
+        as_follower(rank, _serve)
     coordinator = Coordinator(Link.establish(None if launched > 1 else HERE), calls_are_shared=False)
     set_group(coordinator)
     return coordinator.load(name, {"size": size, **options, "device": None})
@@ -130,4 +129,30 @@ def work(rank: int, size: int, port: int, device: torch.device) -> None:
     store = TCPStore(HERE, port, size, is_master=False)
     store.set(_present(rank), "")
     _init_group(device, store, rank, size)
+    _serve()
+
+
+def _serve() -> None:
     Worker(Link.establish()).serve(until_stop=True)
+
+
+def as_follower(rank: int, serve: Callable[[], None]) -> NoReturn:
+    """The rest of a process that follows rank 0. It ends at once: an interpreter that ends waits for peers that hang,
+    and for the thread that reads standard input."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for rank 0, with which this process ends
+    try:
+        serve()
+    except RankLost:  # rank 0 has ended, and has said why
+        os._exit(1)
+    except Exception as error:
+        if not _is_of_peers(error):
+            traceback.print_exc()
+        sys.stderr.write(f"forerun: rank {rank} has ended: {kind_and_line(error)}\n")
+        sys.stderr.flush()
+        os._exit(1)
+    os._exit(0)
+
+
+def _is_of_peers(error: Exception) -> bool:
+    """Whether it tells of another rank that has gone: rank 0 says what that means, and where it was says nothing."""
+    return isinstance(error, dist.DistError) or any(library in str(error) for library in ("gloo", "NCCL"))

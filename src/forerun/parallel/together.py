@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 from weakref import WeakValueDictionary
 
+from torch import Tensor, nn
 from torch.distributed.distributed_c10d import _set_pg_timeout
 from torch.distributed.tensor import DTensor
 
 from forerun.config import rank_timeout
 from forerun.models.self_check import SelfCheck, self_check
 from forerun.models.seq2seq import scorer_of
-from forerun.models.sharded import on_every_rank
+from forerun.models.sharded import ModelCall, by_all_ranks, on_every_rank
+from forerun.parallel.messages import Split
 
 
 class Models:
@@ -41,6 +44,25 @@ class Models:
 
     def all(self) -> list[Any]:
         return list(self._models.values())
+
+    def numbered(self, call: ModelCall) -> ModelCall:
+        """The call as it is sent: without the models among its arguments, and from no device."""
+
+        def sent(value: Any) -> Any:
+            if isinstance(value, nn.Module):
+                return Split(self.number(value))
+            return value.cpu() if isinstance(value, Tensor) else value
+
+        return _with_each(call, sent)
+
+    def own(self, call: ModelCall) -> ModelCall:
+        """The call as this rank makes it, on its parts of the models."""
+        return _with_each(call, lambda value: self.model(value.model) if isinstance(value, Split) else value)
+
+
+def _with_each(call: ModelCall, changed: Callable[[Any], Any]) -> ModelCall:
+    options = {name: changed(value) for name, value in call.options.items()}
+    return replace(call, arguments=tuple(map(changed, call.arguments)), options=options)
 
 
 @contextmanager
@@ -94,7 +116,8 @@ def why_not_alike(outlines: Sequence[dict[str, str]]) -> str | None:
     return None
 
 
-def examine(model: Any, options: dict[str, Any], wanted: bool) -> SelfCheck:
-    """Find out whether a scorer of `model` scores as the model itself does; all ranks have to come here."""
+@by_all_ranks
+def examine_split(model: Any, options: dict[str, Any], wanted: bool) -> SelfCheck:
+    """Find out whether a scorer of `model` scores as the model itself does."""
     with on_every_rank(model), limited_waiting([model]):
         return self_check(scorer_of(model, **options), wanted)

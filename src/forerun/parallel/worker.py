@@ -13,11 +13,10 @@ from forerun.errors import RankLost, UnsupportedModel, kind_and_line
 from forerun.loading import load_shard
 from forerun.models import sharded
 from forerun.models.scorer import Scorer
-from forerun.models.self_check import SelfCheck
-from forerun.models.sharded import Follower, NotRecorded, PassCall, RecordedCall
+from forerun.models.sharded import Follower, ModelCall, NotRecorded, PassCall, RecordedCall
 from forerun.parallel.link import MEETING, Link
-from forerun.parallel.messages import Close, Examine, Follow, Load, Meet, Open, Outcome, Stop, Unload
-from forerun.parallel.together import Models, examine, limited_waiting, outline
+from forerun.parallel.messages import Close, Follow, Load, Meet, Open, Outcome, Stop, Unload
+from forerun.parallel.together import Models, limited_waiting, outline
 
 T = TypeVar("T")
 
@@ -26,7 +25,7 @@ class Worker(sharded.WithoutCounterparts):
     """Counterparts of rank 0's scorers, with caches in the same state."""
 
     def __init__(self, link: Link) -> None:
-        self.link, self.rank = link, dist.get_rank()
+        self.link, self.rank, self.size = link, dist.get_rank(), dist.get_world_size()
         self._models = Models()
         self._loaded: dict[int, nn.Module] = {}  # by order of rank 0, which nobody else holds
         self._scorers: dict[int, Scorer] = {}
@@ -52,9 +51,6 @@ class Worker(sharded.WithoutCounterparts):
         self.link.send(number)
         agreed: int = self.link.receive(MEETING)[0]
         return agreed
-
-    def examine(self, model: Any, options: dict[str, Any], wanted: bool) -> SelfCheck:
-        return examine(model, options, wanted)
 
     def call(self, function: Callable[[], T], shared: Callable[[T], Any] = lambda value: value) -> T:
         """What the same call gives on rank 0; `function` is not run here."""
@@ -92,9 +88,8 @@ class Worker(sharded.WithoutCounterparts):
                     self._loaded[self._models.number(model)] = model
                 case Unload():
                     self._loaded.pop(message.model)
-                case Examine():
-                    options = dict(message.options)
-                    examine(self._models.model(message.model), options, options.pop("wanted"))
+                case ModelCall():
+                    self.link.send(self._take_part(self._models.own(message)))
                 case Outcome() if not until_stop:
                     return message
                 case Outcome():
@@ -103,6 +98,15 @@ class Worker(sharded.WithoutCounterparts):
                     return None
                 case _:
                     raise AssertionError(f"rank 0 said {message!r}")
+
+    def _take_part(self, call: ModelCall) -> str | None:
+        """The error that it has ended with here, in words."""
+        try:
+            with limited_waiting(self._models.all()):
+                call.function(*call.arguments, **call.options)
+        except Exception as error:
+            return kind_and_line(error)
+        return None
 
     def _make_follower(self, message: Follow) -> str | None:
         """Why this rank cannot record."""
