@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from forerun.errors import ForerunError
-from forerun.eval.sandbox import inside, run, seccomp
+from forerun.eval.sandbox import inside, privileges, run, seccomp
 from forerun.eval.sandbox.folder import DISK_BYTES, remove, usage
 from forerun.eval.sandbox.run import Ending, Limits, run_program
 
@@ -51,6 +51,12 @@ def test_a_good_program_passes() -> None:
     assert outcome.passed and outcome.message == "" and "audit" in outcome.walls
 
 
+def start_with(monkeypatch: pytest.MonkeyPatch, change: str) -> None:
+    """What the sandboxed process does before it puts up its walls."""
+    before = f"from forerun.eval.sandbox import audit, inside, landlock, seccomp\n{change}\nmain("
+    monkeypatch.setattr(run, "STARTER", run.STARTER.replace("main(", before))
+
+
 @needs_landlock
 def test_a_program_may_write_in_its_own_folder_which_is_gone_afterwards(temporary: Path) -> None:
     assert run_program("open('a', 'w').write('x')\nassert open('a').read() == 'x'\nopen('/dev/null', 'w')").passed
@@ -59,8 +65,7 @@ def test_a_program_may_write_in_its_own_folder_which_is_gone_afterwards(temporar
 
 def test_without_landlock_no_program_writes(temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The filter alone cannot tell folders apart. What writes nothing runs as everywhere."""
-    absent = "from forerun.eval.sandbox import landlock; landlock.install = lambda folder: False; main("
-    monkeypatch.setattr(run, "STARTER", run.STARTER.replace("main(", absent))
+    start_with(monkeypatch, "landlock.install = lambda folder: False")
     good = run_program("import os\nassert os.listdir('.') == [] and open(os.__file__).read()", QUICK)
     assert good.passed and "landlock" not in good.walls, good.message
     if "seccomp" in good.walls:
@@ -157,25 +162,72 @@ def test_ending_without_a_verdict_is_no_pass(program: str) -> None:
     assert run_program(program, QUICK).ending in (Ending.DIED, Ending.TIME)
 
 
+# Tells everything found that could be what makes a verdict valid, and does what comes next wherever it meets a step.
+STOLEN = (
+    "import gc, os, re, signal, sys, threading, time, _thread\n"
+    "def tell(text):\n  for fd in range(3, 64):\n    try: os.write(fd, b'\\n' + text + b'\\n')\n"
+    "    except OSError: pass\n"
+    "def look(value, depth=0, seen=set()):\n  if depth > 4 or id(value) in seen: return\n"
+    "  if type(value) is bytes:\n    for found in re.findall(b'[0-9a-f]{32}', value): tell(found)\n"
+    "  if type(value) is str: look(value.encode(errors='replace'))\n"
+    "  inner = list(value.values()) if type(value) is dict else value if type(value) in (list, tuple) else ()\n"
+    "  if inner: seen.add(id(value))\n"
+    "  if type(value) is map: inner = list(value)\n"
+    "  if type(value).__name__ == 'partial': inner = (value.func, *value.args)\n"
+    "  for each in inner: look(each, depth + 1)\n"
+    "def look_at(frame):\n  while frame: look(frame.f_locals); look(frame.f_globals); frame = frame.f_back\n"
+)
+OTHERS = "for frame in sys._current_frames().values(): look_at(frame)\n"
 SEARCHES = {
-    "frames": "f = sys._getframe()\nwhile f: look(f.f_locals); look(f.f_globals); f = f.f_back",
-    "other threads": "for f in sys._current_frames().values(): look(f.f_locals)",
-    "objects": "for o in gc.get_objects(): look({0: o})",
-    "a trace": "sys.settrace(lambda frame, *_: look(frame.f_locals))",
+    "frames": "look_at(sys._getframe())\n",
+    "frames of other threads": OTHERS,
+    "objects": "look(gc.get_objects())\n",
+    "what refers to a step": "look(gc.get_referrers(os.write))\n",
+    "a trace": "sys.settrace(lambda frame, *_: look_at(frame))\n",
+    "a profile": "sys.setprofile(lambda frame, _, about: look_at(frame) or look(about))\n",
+    "another interpreter": "import _xxsubinterpreters as others\nnumber = others.create()\n"
+    "others.run_string(number, {!r})\n",
+    "a changed list of what is refused": "sys.modules['forerun.eval.sandbox.audit'].REFUSED = ('nothing',)\n" + OTHERS,
+    "a hook that is busy": "os.path.realpath = lambda *given, **named: time.sleep(0.5) or '/dev/null'\n"
+    "threading.Thread(target=lambda: open('/dev/null', 'w')).start()\ntime.sleep(0.2)\n" + OTHERS,
+    "an interrupt of the first thread": "def hook(kind, error, trace):\n  while trace:\n"
+    "    look_at(trace.tb_frame)\n    trace = trace.tb_next\nsys.excepthook = hook\n_thread.interrupt_main()\n1 / 0\n",
+    "what stdin still holds": "for file in (sys.stdin, sys.stdin.buffer):\n  try: file.seek(0)\n"
+    "  except OSError: pass\n  look(file.read())\nlook(os.read(0, 100))\n",
+    "files that are open": "for fd in range(64):\n  try: look(os.pread(fd, 10**5, 0))\n  except OSError: pass\n",
 }
 
 
-@pytest.mark.parametrize("search", SEARCHES.values(), ids=SEARCHES.keys())
-def test_what_makes_a_verdict_valid_is_not_found(search: str) -> None:
-    program = (
-        "import gc, re, sys\nfound = []\n"
-        "def look(names):\n  for value in list(names.values()):\n"
-        "    if type(value) in (str, bytes, dict) and re.search('[0-9a-f]{32}', str(value)): found.append(1)\n"
-        f"try:\n  {search.replace(chr(10), chr(10) + '  ')}\nexcept PermissionError: pass\n"
-        "assert not found, 'found it'"
+def search(what: str) -> str:
+    within = STOLEN + OTHERS
+    return f"{STOLEN}try:\n  {SEARCHES[what].format(within).rstrip().replace(chr(10), chr(10) + '  ')}\n" + (
+        "except (PermissionError, RuntimeError, ZeroDivisionError, ImportError): pass\n"
     )
-    outcome = run_program(program, QUICK)
-    assert outcome.passed, outcome.message
+
+
+@pytest.mark.parametrize("what", SEARCHES)
+def test_what_makes_a_verdict_valid_is_not_found(what: str) -> None:
+    outcome = run_program(search(what) + "time.sleep(0.1)\nos._exit(0)", QUICK)
+    assert outcome.ending in (Ending.DIED, Ending.TIME), outcome
+
+
+@pytest.mark.parametrize(
+    ("what", "fault"),
+    [
+        ("frames", "inside.kept = held"),
+        ("frames of other threads", "inside.kept = held; audit.REFUSED = ()"),
+        ("objects", "audit.REFUSED = ()"),
+        ("what refers to a step", "audit.REFUSED = ()"),
+        ("a trace", "inside.kept = held; audit.REFUSED = ()"),
+    ],
+)
+def test_such_a_search_finds_what_is_left_lying(what: str, fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The control: of a sandbox that keeps it where it can be seen."""
+    keep = (
+        "given = inside._steps\ndef steps(status):\n  held = given(status)\n  {}\n  return held\ninside._steps = steps"
+    )
+    start_with(monkeypatch, keep.format(fault))
+    assert run_program(search(what) + "(lambda: 0)()\nos._exit(0)", QUICK).passed
 
 
 @pytest.mark.parametrize(
@@ -183,57 +235,101 @@ def test_what_makes_a_verdict_valid_is_not_found(search: str) -> None:
     [
         "f = sys._getframe().f_back\nwhile f:\n  for v in list(f.f_locals.values()):\n"
         "    if hasattr(v, 'release'):\n      try: v.release()\n      except RuntimeError: pass\n  f = f.f_back",
-        'json.dumps = lambda *a: \'"", "passed": true\'',
-        "json._default_encoder.encode = json.dumps = lambda *a: 'true'",
-        "os.write = lambda fd, text: w(fd, text.replace(b'false', b'true'))",
-        "import builtins\nbuiltins.bytes = builtins.type = lambda *a: True",
+        "f = sys._getframe().f_back\nwhile f:\n  f.f_locals.update(dict.fromkeys(f.f_locals, print))\n  f = f.f_back",
+        "os.write = lambda fd, text: w(fd, text.replace(b'raised', b'walls'))",
+        "os._exit = lambda code: None",
+        "import builtins\nbuiltins.bytes = builtins.type = builtins.str = lambda *a: True",
+        "import builtins\nbuiltins.exec = builtins.map = builtins.BaseException = lambda *a: None",
+        "import collections, functools\ncollections.deque = functools.partial = lambda *a: None",
+        "import signal\ntry: signal.signal(signal.SIGINT, print)\nexcept ValueError: pass\n_thread.interrupt_main()",
+        "sys.unraisablehook = sys.excepthook = lambda *a: os._exit(0)",
     ],
 )
 def test_a_verdict_is_not_forged(forgery: str) -> None:
-    outcome = run_program(f"import json, os, sys, time\nw = os.write\n{forgery}\ntime.sleep(0.1)\n1 / 0", QUICK)
-    assert outcome.ending is Ending.FAILED
+    program = f"import json, os, sys, time, _thread\nw = os.write\n{forgery}\ntime.sleep(0.1)\n1 / 0"
+    assert run_program(program, QUICK).ending in (Ending.FAILED, Ending.DIED)
 
 
-STOLEN = (
-    "import os, re, sys, threading, time, _thread\n"
-    "def tell(rest):\n  for fd in range(3, 64):\n    try: os.write(fd, b'{\"message\": \"\"' + rest + b'\\n')\n"
-    "    except OSError: pass\n"
-    "def look(frame):\n  if 'passing' in frame.f_locals: tell(frame.f_locals['passing'])\n"
-)
-LOOK = "for frame in sys._current_frames().values(): look(frame)\n"
-THEFTS = {
-    "its memory": "file, found = open('/proc/self/mem', 'rb', 0), []\n",
-    "its memory by an open folder": "file, found = os.fdopen(os.open('mem', os.O_RDONLY, "
-    "dir_fd=os.open('/proc/self', os.O_RDONLY)), 'rb', 0), []\n",
-    "a changed list of what is refused": "sys.modules['forerun.eval.sandbox.audit'].REFUSED = ('nothing',)\n" + LOOK,
-    "a hook that is busy": "os.path.realpath = lambda *given, **named: time.sleep(0.5) or '/dev/null'\n"
-    "threading.Thread(target=lambda: open('/dev/null', 'w')).start()\ntime.sleep(0.2)\n" + LOOK,
-    "an interrupt of the thread that reports": "def hook(kind, error, trace):\n  while trace:\n"
-    "    look(trace.tb_frame)\n    trace = trace.tb_next\nsys.excepthook = hook\n_thread.interrupt_main()\n1 / 0\n",
-}
 READ_MEMORY = (
-    "for line in open('/proc/self/maps').read().splitlines():\n  if 'rw-p' not in line: continue\n"
+    "found = []\nfor line in open('/proc/self/maps').read().splitlines():\n  if 'rw-p' not in line: continue\n"
     "  begin, end = (int(part, 16) for part in line.split()[0].split('-'))\n"
-    '  try: file.seek(begin); found += re.findall(rb\'"nonce": "[0-9a-f]{32}\', file.read(end - begin))\n'
+    "  try: file.seek(begin); look(file.read(end - begin))\n"
     "  except (OSError, ValueError): pass\n"
-    "tell(b', ' + found[0] + b'\", \"passed\": true}')\n"
 )
+OPENED_TWICE = (
+    "class Path:\n  asked = 0\n  def __fspath__(self):\n    self.asked += 1\n"
+    "    return '/dev/null' if self.asked == {} else '/proc/self/mem'\n"
+)
+MEMORY = {
+    "by name": "file = open('/proc/self/mem', 'rb', 0)\n",
+    "as bytes": "file = open(b'/proc/self/mem', 'rb', 0)\n",
+    "by an open folder": "file = os.fdopen(os.open('mem', os.O_RDONLY, "
+    "dir_fd=os.open('/proc/self', os.O_RDONLY)), 'rb', 0)\n",
+    "by a link": "os.symlink('/proc/self/mem', 'link')\nfile = open('link', 'rb', 0)\n",
+    "with another realpath": "os.path.realpath = os.fsdecode = lambda *given, **named: '/dev/null'\n"
+    "os.path.basename = lambda path: 'null'\nfile = open('/proc/self/mem', 'rb', 0)\n",
+    "with another readlink": "os.readlink = lambda *given: '/dev/null'\nfile = open('/proc/self/mem', 'rb', 0)\n",
+    "with other builtins": "import builtins, io\nbuiltins.isinstance = lambda *given: False\n"
+    "builtins.PermissionError = lambda *given: None\nfile = io.FileIO('/proc/self/mem')\n",
+    "by a path that changes": "import io\n" + OPENED_TWICE.format(2) + "file = io.FileIO(Path())\n",
+    "by a path that changes at once": "import io\n" + OPENED_TWICE.format(1) + "file = io.FileIO(Path())\n",
+    "by a path that lies": "import io\nclass Path:\n  __class__ = int\n"
+    "  def __fspath__(self): return '/proc/self/mem'\nfile = io.FileIO(Path())\n",
+    "by a text that lies": "import io\nclass Path(str):\n  def rpartition(self, at): return '', '', 'null'\n"
+    "  __class__ = int\n  def __str__(self): return '/dev/null'\nfile = io.FileIO(Path('/proc/self/mem'))\n",
+}
 
 
 @pytest.mark.skipif(platform.system() != "Linux", reason="reads files of Linux's")
-@pytest.mark.parametrize("theft", THEFTS)
-def test_what_makes_a_verdict_valid_is_not_stolen(theft: str) -> None:
-    program = STOLEN + THEFTS[theft] + (READ_MEMORY if "memory" in theft else "") + "os._exit(0)"
+@pytest.mark.parametrize("landlock", ("as it is", "lambda folder: False"), ids=("walls as they are", "no landlock"))
+@pytest.mark.parametrize("how", MEMORY)
+def test_its_own_memory_is_not_read(how: str, landlock: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the hook, which is all there is where the kernel has no Landlock."""
+    if landlock != "as it is":
+        start_with(monkeypatch, f"landlock.install = {landlock}")
+    outcome = run_program(f"{STOLEN}{MEMORY[how]}{READ_MEMORY}os._exit(0)", QUICK)
+    assert outcome.ending is Ending.FAILED and "Error" in outcome.message, outcome
+
+
+@needs_landlock
+@pytest.mark.parametrize(
+    "path", ["/proc/self/mem", "/proc/self/maps", "/proc/self/environ", "/proc/1/cmdline", "/proc/meminfo", "SECRET"]
+)
+def test_the_kernel_hides_what_no_program_needs(path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With no hook that would refuse before it does: what is neither Python's nor the system's is not read."""
+    (tmp_path / "secret").write_text("kept")
+    start_with(monkeypatch, "audit.install = lambda *given, **named: True")
+    outcome = run_program(f"open({path.replace('SECRET', str(tmp_path / 'secret'))!r}).read()", QUICK)
+    assert outcome.message.startswith("PermissionError: [Errno 13]"), outcome
+
+
+def test_an_honest_program_reads_what_it_needs() -> None:
+    program = (
+        "import datetime, decimal, json, locale, logging, pwd, random, sqlite3, ssl, tempfile, zoneinfo, os, platform\n"
+        "assert zoneinfo.ZoneInfo('UTC') and datetime.datetime.now().astimezone() and platform.platform()\n"
+        "assert os.cpu_count() and open(os.__file__).read() and open('/dev/urandom', 'rb').read(4)\n"
+        "assert pwd.getpwuid(os.getuid()) and os.path.expanduser('~') == os.getcwd()\n"
+    )
     outcome = run_program(program, QUICK)
-    assert outcome.ending in (Ending.FAILED, Ending.DIED, Ending.TIME), outcome
-    assert "mem" not in theft or outcome.message.startswith("PermissionError: a file named mem"), outcome
+    assert outcome.passed, outcome.message
+
+
+def test_what_a_program_tells_of_itself_cannot_stop_the_judge() -> None:
+    told = "import os\nfor fd in range(3, 64):\n  try: os.write(fd, {})\n  except OSError: pass\nos._exit(0)"
+    for junk in ("b'[' * 12000 + b'\\n'", "b'raised: \\xff\\n'", "b'\\nwalls: none\\n' * 9", "os.urandom(9999)"):
+        outcome = run_program(told.format(junk), QUICK)
+        assert outcome.ending in (Ending.DIED, Ending.FAILED) and "audit" in outcome.walls, outcome
+    assert run_program("raise ValueError('\\ud800\\n1')", QUICK).message == "ValueError: \\ud800\\n1"
 
 
 @pytest.mark.skipif(platform.system() != "Linux", reason="capabilities are Linux's")
 def test_capabilities_are_given_up() -> None:
-    program = "lines = open('/proc/thread-self/status').read().splitlines()\n"
-    program += "sets = [line.split()[1] for line in lines if line[:6] in ('CapInh', 'CapPrm', 'CapEff')]\n"
-    outcome = run_program(program + "assert len(sets) == 3 and not any(int(s, 16) for s in sets), sets", QUICK)
+    program = (
+        f"{RAW}import struct\nversion, held = struct.pack('=Ii', {privileges.VERSION}, 0), bytearray(b'x' * 24)\n"
+        "sets = (ctypes.c_char * 24).from_buffer(held)\n"
+        "assert libc.capget(version, sets) == 0 and not any(held), held\n"
+    )
+    outcome = run_program(program, QUICK)
     assert outcome.passed and "privileges" in outcome.walls, outcome.message
 
 
@@ -342,6 +438,11 @@ def alone(wall: str, attack: str, folder: Path) -> str:
     return done.stdout.strip() or done.stderr
 
 
+FOOLED = (
+    "import builtins, os; os.path.realpath = lambda *given, **named: os.getcwd()\n"
+    "  os.readlink = os.getcwd; os.stat = lambda path, stat=os.stat: stat('.'); builtins.bool = lambda value: True\n"
+    "  os.path.__dict__['sep'] = os.sep = ''; os.symlink('../outside', 'link')"
+)
 OUTSIDE, INSIDE = "open('../outside', 'w')", "open('within', 'w')"
 
 
@@ -350,6 +451,7 @@ OUTSIDE, INSIDE = "open('../outside', 'w')", "open('within', 'w')"
     ("wall", "attack", "expected"),
     [
         ("audit.install('.')", OUTSIDE, "refused None"),
+        ("audit.install('.')", FOOLED, "refused None"),
         ("audit.install('.')", INSIDE, "done"),
         pytest.param("landlock.install('.')", OUTSIDE, f"refused {errno.EACCES}", marks=needs_landlock),
         pytest.param("landlock.install('.')", INSIDE, "done", marks=needs_landlock),
@@ -437,7 +539,7 @@ def test_processes_that_got_away_are_killed_with_their_group(monkeypatch: pytest
     sign = tmp_path / "still here"
     child = f"import time; time.sleep(0.7); open({str(sign)!r}, 'w')"
     starter = (
-        'import os, subprocess, sys; os.write({status}, b\'{{"walls": ["none"]}}\\n\'); '
+        "import os, subprocess, sys; os.write({status}, b'walls: none\\n'); "
         f"subprocess.Popen([sys.executable, '-c', {child!r}]) # {{source}}{{folder}}{{memory}}{{seconds}}"
     )
     monkeypatch.setattr(run, "STARTER", starter)

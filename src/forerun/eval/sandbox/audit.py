@@ -12,56 +12,83 @@ from typing import Any
 REFUSED = (
     "socket.", "subprocess.", "os.system", "os.exec", "os.fork", "os.posix_spawn", "os.spawn", "os.kill",
     "os.startfile", "pty.", "ctypes.dlopen", "resource.setrlimit", "resource.prlimit", "signal.pthread_kill",
-    "sys.addaudithook",
-    # How a program could look into the frames of the thread that waits to report on it.
-    "sys._current_", "sys.settrace", "sys.setprofile", "sys.monitoring.", "gc.get_",
+    "sys.addaudithook", "sys.remote_exec",
+    # How a program could get hold of the step that follows it, or into an interpreter where no hook is.
+    "gc.get_", "sys._current_", "sys.settrace", "sys.setprofile", "sys.monitoring.", "cpython.PyInterpreterState_New",
 )  # fmt: skip
 ON_FILES = (
     "os.remove", "os.rename", "os.rmdir", "os.mkdir", "os.link", "os.symlink", "os.truncate", "os.chmod", "os.chown",
-    "os.utime", "os.setxattr", "shutil.",
+    "os.utime", "os.setxattr",
 )  # fmt: skip
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+LINKS = range(40)
+"""So many in a row do systems follow."""
 
 
-def install(folder: str) -> bool:
-    """Refuse network, processes, signals and writing outside `folder`. A hook cannot be taken away again."""
-    home = os.path.realpath(folder)
-    busy, refused, starts_with = False, REFUSED, str.startswith
+def install(folder: str, *, files_are_watched: bool = False) -> bool:
+    """Refuse network, processes, signals and, unless the kernel does, writing outside `folder`; for good.
 
-    def inside(path: Any) -> bool:
-        if isinstance(path, int):  # something already open
-            return True
-        whole = os.path.realpath(os.fsdecode(path))
-        return whole == home or whole.startswith(home + os.sep) or whole == os.devnull
+    The program may set names of modules, the builtins' included, and in a frame that it gets from a trace, from
+    Python 3.13 on, variables of closures. So functions have what they need as defaults, which no frame leads to, keep
+    nothing between calls, and call nothing that is written in Python but each other.
+    """
+    status = os.stat(folder)
+    home = status.st_dev, status.st_ino
 
-    def is_memory(path: Any) -> bool:  # wherever it lies: of a path within an open folder only the end is known here
-        named = isinstance(path, str | bytes | os.PathLike)
-        return named and os.path.basename(os.path.realpath(os.fsdecode(path))) == "mem"
+    def end(path: str, readlink: Any = os.readlink, cut: Any = str.rpartition, links: Any = LINKS) -> str:
+        """Where a path leads that ends in a link."""
+        for _ in links:
+            try:
+                target = readlink(path)
+            except (OSError, ValueError):
+                break
+            before, slash, _ = cut(path, "/")
+            path = target if cut(target, "/")[1] and target[0] == "/" else before + slash + target
+        return path
 
-    def hook(event: str, arguments: tuple[Any, ...]) -> None:
-        nonlocal busy
-        # Goes by names of this function alone: a module's could be set by the program.
-        if starts_with(event, refused) and arguments[:1] != (None,):  # ctypes opens the program itself as None
-            raise PermissionError(f"{event} is not allowed in the sandbox")
-        if busy:  # realpath raises events of its own
+    def is_inside(path: str, home: Any = home, stat: Any = os.stat, cut: Any = str.rpartition) -> bool:
+        """Go up from the folder that a path is in until that is `home`, or its own parent: the root."""
+        before, slash, name = cut(path, "/")
+        place, below = path if name in ("", ".", "..") else before + slash or ".", None
+        while True:
+            try:
+                status = stat(place)
+            except (OSError, ValueError):
+                return False
+            identity = status.st_dev, status.st_ino
+            arrived: bool = identity == home
+            if arrived or identity == below:
+                return arrived
+            place, below = place + "/..", identity
+
+    def hook(
+        event: str, arguments: tuple[Any, ...], watched: bool = files_are_watched, refused: Any = REFUSED,
+        on_files: Any = ON_FILES, writing: int = WRITING, null: str = os.devnull, starts_with: Any = str.startswith,
+        cut: Any = str.rpartition, is_a: Any = isinstance, kind: Any = type, number: Any = int, text: Any = str,
+        raw: Any = bytes, plain: Any = str.__str__, decode: Any = bytes.decode, end: Any = end,
+        is_inside: Any = is_inside, error: Any = PermissionError,
+    ) -> None:  # fmt: skip
+        if event == "ctypes.dlopen" and arguments[0] is None:  # ctypes opens the program itself
             return
-        busy = True
-        try:
-            check(event, arguments)
-        finally:
-            busy = False
-
-    def check(event: str, arguments: tuple[Any, ...]) -> None:
-        if event == "open":
-            path, _, flags = arguments
-            if is_memory(path):
-                raise PermissionError("a file named mem, as a process's memory is, is not opened in the sandbox")
-            if path is not None and (flags or 0) & WRITING and not inside(path):
-                raise PermissionError("writing outside the sandbox's folder is not allowed")
-        elif event.startswith(ON_FILES):
-            paths = [a for a in arguments[:2] if isinstance(a, str | bytes | os.PathLike)]
-            if not all(map(inside, paths)):
-                raise PermissionError(f"{event} outside the sandbox's folder is not allowed")
+        if starts_with(event, refused):
+            raise error(f"{event} is not allowed in the sandbox")
+        opens = event == "open"
+        if not opens and (watched or not starts_with(event, on_files)):
+            return
+        for path in arguments[: 1 if opens else 2]:
+            if is_a(path, text):
+                name = end(plain(path))
+            elif is_a(path, raw):
+                name = end(decode(path, "utf-8", "surrogateescape"))
+            elif path is None or kind(path) is number:  # open already, or no path but a mode
+                continue
+            else:  # what it names may be another when it is asked again
+                raise error("a file is only opened by its name in the sandbox: give FileIO the str of a path")
+            if opens and cut(name, "/")[2] == "mem":  # of a path within an open folder only the end is known here
+                raise error("a file named mem, as a process's memory is, is not opened in the sandbox")
+            changes = not opens or (arguments[2] or 0) & writing
+            if changes and not watched and name != null and not is_inside(name):
+                raise error(f"{event} outside the sandbox's folder is not allowed")
 
     sys.addaudithook(hook)
     return True

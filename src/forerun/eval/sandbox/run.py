@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import secrets
 import select
@@ -15,7 +14,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
 
 import forerun
 from forerun.errors import ForerunError
@@ -28,6 +26,7 @@ STARTER = (
     "sys.path.remove({source!r}); main({folder!r}, {status}, {memory}, {seconds})"
 )
 REPORT_BYTES = 16384
+WALLS, RAISED = b"walls: ", b"raised: "  # how lines of the report begin
 THREADS = 256
 """Of one program. With stacks of the usual size, 8 MiB, its memory ends at half as many."""
 TICK = 0.1
@@ -84,7 +83,7 @@ def run_program(program: str, limits: Limits | None = None) -> Outcome:
 
 
 def _run_in(folder: str, program: str, limits: Limits) -> Outcome:
-    nonce = secrets.token_hex(16)
+    nonce = secrets.token_hex(16).encode() + b"\n"
     reading, writing = os.pipe()
     try:
         try:
@@ -102,7 +101,7 @@ def _run_in(folder: str, program: str, limits: Limits) -> Outcome:
     return _outcome(watched, nonce, process.returncode)
 
 
-def _start(folder: str, program: str, nonce: str, status: int, limits: Limits) -> subprocess.Popen[bytes]:
+def _start(folder: str, program: str, nonce: bytes, status: int, limits: Limits) -> subprocess.Popen[bytes]:
     """Isolated from the environment and from the caller's session; other files of ours are closed."""
     command = STARTER.format(
         source=SOURCE, folder=folder, status=status, memory=limits.memory_mib << 20, seconds=limits.seconds
@@ -110,8 +109,7 @@ def _start(folder: str, program: str, nonce: str, status: int, limits: Limits) -
     one = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
     one["MALLOC_ARENA_MAX"] = "1"  # glibc takes 64 MiB of addresses for a thread, eight times a core: they count, too
     with tempfile.TemporaryFile() as request:
-        content = {"program": program, "nonce": nonce}
-        request.write(json.dumps(content).encode())
+        request.write(nonce + program.encode("utf-8", "surrogatepass"))
         request.seek(0)
         return subprocess.Popen(
             [sys.executable, "-I", "-B", "-c", command],
@@ -161,32 +159,21 @@ def _threads(pid: int) -> int:
     return 0
 
 
-def _outcome(watched: _Watched, nonce: str, code: int) -> Outcome:
-    walls, verdict = _reports(watched.report, nonce)
-    if not walls:
+def _outcome(watched: _Watched, nonce: bytes, code: int) -> Outcome:
+    """The walls, told before the program begins; then the nonce, or what the program raised."""
+    first, *lines = watched.report.split(b"\n")
+    if not first.startswith(WALLS):
         raise ForerunError(
             f"the sandbox did not start (exit code {code}); generated code cannot be run here. Score this task on a "
             "machine where Python may start processes and limit their memory"
         )
-    if verdict is not None:
-        ending = Ending.PASSED if verdict["passed"] is True else Ending.FAILED
-        return Outcome(ending, str(verdict.get("message", "")), walls)
+    walls = tuple(first.removeprefix(WALLS).decode().split())
+    if nonce.strip() in lines:
+        return Outcome(Ending.PASSED, "", walls)
+    for line in lines:
+        if line.startswith(RAISED):
+            return Outcome(Ending.FAILED, line.removeprefix(RAISED).decode(errors="replace"), walls)
     if watched.stopped is not None:
         return Outcome(watched.stopped, "", walls)
     how = f"signal {-code}" if code < 0 else f"exit code {code}"
     return Outcome(Ending.DIED, f"ended without a verdict ({how})", walls)
-
-
-def _reports(report: bytes, nonce: str) -> tuple[tuple[str, ...], dict[str, Any] | None]:
-    """The walls, and the verdict if there is one that only our own side of the process can have written."""
-    walls: tuple[str, ...] = ()
-    for line in report.split(b"\n"):
-        try:
-            entry = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(entry, dict) and not walls and "walls" in entry:
-            walls = tuple(map(str, entry["walls"]))
-        elif isinstance(entry, dict) and entry.get("nonce") == nonce:
-            return walls, entry
-    return walls, None
