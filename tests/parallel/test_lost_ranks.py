@@ -15,8 +15,8 @@ import torch
 import torch.distributed as dist
 
 import forerun
+from forerun.cache.base import KeyValueCache
 from forerun.errors import RankLost
-from forerun.models import scorer
 from forerun.models.scorer import Scorer
 from forerun.models.sharded import by_all_ranks
 from forerun.parallel import Coordinator, Worker
@@ -136,8 +136,8 @@ def decode_with_another_cache(folder: str) -> str:
     """Of rank 1 nothing is cut back: its rows keep the keys of refused tokens."""
     target = load_shard(folder)
     if dist.get_rank():
-        journalled = scorer.replay
-        scorer.replay = lambda cache, changes: journalled(cache, [one for one in changes if one[0] != "rewind"])
+        replay = KeyValueCache.replay
+        KeyValueCache.replay = lambda cache, changes: replay(cache, [one for one in changes if one[0] != "rewind"])
     call = ([[5, 6, 7, 8, 5, 6, 7]], {"max_new_tokens": 12, "temperature": 1.0, "seed": 1})
     return raised(lambda: Case("draft", {"policy": 3}, (call,)).decode(target))
 

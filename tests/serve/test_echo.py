@@ -145,7 +145,7 @@ def test_pieces_of_a_long_prompt_are_made_beside_the_loop(
         threads.add(threading.get_ident())
         return TextPiece(*fields)
 
-    monkeypatch.setattr(echo, "Piece", noted)
+    monkeypatch.setattr(echo, "TextPiece", noted)
     prompt = tuple(byte_tokenizer()("x" * size).input_ids)
     made = asyncio.run(echo.Echo(byte_tokenizer(), Telling(), alternatives).of(prompt))  # type: ignore[arg-type]
     assert "".join(piece.text for piece in made) == "x" * size
