@@ -15,7 +15,11 @@ PENALTY = 1.1  # repetition penalty of those who have one
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """A Poisson stream of requests."""
+    """A Poisson stream of requests, of those that have as many as are expected.
+
+    Then a rate is what its name says: the number in 20 seconds at 32 a second varies by 4 %, and an engine that keeps
+    up with all of it makes no more tokens than arrive.
+    """
 
     rate: float  # requests a second
     seconds: float  # during which they arrive
@@ -41,8 +45,8 @@ def arrivals(load: Load, vocabulary: int, texts: Sequence[tuple[int, ...]] = ())
     numbers = random.Random(load.seed)
     beginning = _tokens(numbers, load.shared, vocabulary)
     made: list[Arrival] = []
-    at = numbers.expovariate(load.rate)
-    while at < load.seconds:
+    # Given their number, a Poisson stream's times are independent and uniform.
+    for at in sorted(numbers.uniform(0, load.seconds) for _ in range(round(load.rate * load.seconds))):
         settings: dict[str, Any] = {"temperature": load.temperature}
         if numbers.random() < load.penalised:
             settings["repetition_penalty"] = PENALTY
@@ -53,7 +57,6 @@ def arrivals(load: Load, vocabulary: int, texts: Sequence[tuple[int, ...]] = ())
             seed=load.seed, request_id=len(made),
         )  # fmt: skip
         made.append(Arrival(at, request))
-        at += numbers.expovariate(load.rate)
     return made
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -26,8 +27,10 @@ LOAD = Load(rate=200, seconds=0.1, prompt=(2, 9), output=(1, 6), penalised=0.3, 
 def test_traffic_is_what_was_asked_for() -> None:
     many = Load(rate=50, seconds=40, prompt=(4, 12), output=(2, 5), penalised=0.25, shared=3)
     traffic = arrivals(many, vocabulary=90)
-    assert abs(len(traffic) / many.seconds - many.rate) < 4  # three standard deviations of 2000 arrivals
-    assert all(a.at < b.at for a, b in pairwise(traffic))
+    assert len(traffic) == many.rate * many.seconds
+    assert all(a.at < b.at for a, b in pairwise(traffic)) and traffic[0].at > 0 and traffic[-1].at < many.seconds
+    gaps = [b.at - a.at for a, b in pairwise(traffic)]
+    assert abs(sum(gap > 1 / many.rate for gap in gaps) / len(gaps) - math.exp(-1)) < 0.03  # as of a Poisson stream
     assert {len(each.request.prompt) for each in traffic} == set(range(7, 16))
     assert {each.request.max_new_tokens for each in traffic} == set(range(2, 6))
     assert len({each.request.prompt[:3] for each in traffic}) == 1
