@@ -17,10 +17,12 @@ class RecordedWorld(World):
 
     sizes: tuple[int, ...] = SIZES
     always_waits: bool = False  # asks when everything has been heard, whatever the policy allows
+    idle: float = 0.0  # seconds the device waits for the host before a round that was not sent off early
     round_number: int = 0
     late: int = 0  # rounds that were asked for before the last one was heard of
     steps: list[int] = field(default_factory=list)  # of every round
     _air: list[RoundOutcome] = field(default_factory=list)
+    _waited: float = 0.0  # before the round that is asked for
 
     def generate(self, policy: Policy, budgets: Sequence[int]) -> None:
         left = {self.next_id + i: budget for i, budget in enumerate(budgets)}
@@ -38,8 +40,10 @@ class RecordedWorld(World):
             lengths = self.ask(policy, known)
             if self._air[-1].steps or not any(lengths.values()):
                 self.late += 1
+                self._waited = 0.0
                 return lengths
         self.hear(policy, known)
+        self._waited = self.idle
         return self.ask(policy, known)
 
     def ask(self, policy: Policy, known: dict[int, int]) -> dict[int, int]:
@@ -68,11 +72,11 @@ class RecordedWorld(World):
         draft = self.timed(self.draft_seconds * number)
         score = self.timed(seconds_on(self.machine, len(rows), len(rows) * (number + 1)))
         self.tokens += sum(accepted) + len(rows)
-        self.seconds += draft + score
+        self.seconds += self._waited + draft + score
         self.steps.append(number)
         scored = sum(drafted) + len(rows)
         told = RoundOutcome(rows, rows, drafted, accepted, None, scored, draft, score, 0.0, ended)
-        self._air.append(replace(told, steps=number, round_number=self.round_number))
+        self._air.append(replace(told, steps=number, round_number=self.round_number, idle_seconds=self._waited))
         for row, n, done in zip(rows, accepted, ended, strict=True):
             left[row] -= n + 1
             if done:

@@ -86,6 +86,18 @@ def test_useless_drafter_costs_little(rows: int) -> None:
     assert seconds(lambda: Constant(4)) > 1.1 * plain, "the bound would not notice a bad policy"
 
 
+def test_useless_drafts_that_cost_nothing_are_not_tried_all_the_time() -> None:
+    """Finding out whether they pay makes the device wait for the host, which is most of what a trial costs."""
+    plain, policy, idle = H200[1][1], CostModel(), 0.0006
+    here = RecordedWorld(H200, lambda tokens, kind: 0.0, draft_seconds=5e-6, noise=NOISE, idle=idle)
+    for _ in range(4):
+        here.generate(policy, [128])
+    learning, tokens = here.seconds, here.tokens
+    for _ in range(8):
+        here.generate(policy, [128])
+    assert here.seconds - learning <= 1.015 * plain * (here.tokens - tokens)
+
+
 def test_follows_a_change_of_text() -> None:
     """Acceptance 0.9, then 0.1, then 0.9 again, a generation of eight rows after the other."""
     policy, chance = CostModel(), [0.9]

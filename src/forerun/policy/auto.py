@@ -329,8 +329,10 @@ class CostModel(Policy):
         hoped_for = LONG_ODDS * self._saved(lengths, hopes, score, draft, min(max(view.max_lengths), HORIZON))
         unpaid = max(self._trial_reading(reading, lengths) - max(hoped_for, 0.0), 0.0)
         spent = draft[max(lengths)] + unpaid * (self._reading_margin(evidence) if len(room) > 1 else 1.0)
-        if view.sizes and self._catching_up.values and not self._drafting.issuperset(view.request_ids):
-            spent += self._catching_up.seconds
+        if view.sizes:
+            spent += self._starts.wait_seconds  # the round behind a trial is not sent off early
+            if self._catching_up.values and not self._drafting.issuperset(view.request_ids):
+                spent += self._catching_up.seconds
         worst = (score[min(run, len(score) - 1)] - score[0] + spent) / score[0]
         expected = [sum(rate**i for i in range(1, length + 1)) for rate, length in zip(rates, lengths, strict=True)]
         loss = max(worst - self._ask.worth.expected(expected) / len(room), worst / 4)

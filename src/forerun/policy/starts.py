@@ -35,6 +35,11 @@ class CopyStarts:
         self.rate += (len(copying - self._copying) / len(outcome.rows) - self.rate) / self._weight
         self._copying = copying
 
+    @property
+    def wait_seconds(self) -> float:
+        """How long the device waits where a round is not sent off early; 0 where that has not been seen."""
+        return self._waits.seconds if self._waits.values else 0.0
+
     def are_worth_waiting_for(self, plain: float) -> bool:
         """Whether beginnings that would be missed cost more than waiting, where a plain round takes `plain` seconds."""
         return not self._waits.values or self.rate * plain >= self._waits.seconds
