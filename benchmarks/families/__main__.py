@@ -1,4 +1,7 @@
-"""`python -m benchmarks.families`: plain steps of each family, fused layers against modules and transformers."""
+"""`python -m benchmarks.families`: plain steps of each family, fused layers against modules and transformers.
+
+On a CPU also from a file of bfloat16, weights as `forerun.load` keeps them, beside transformers in bfloat16.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,11 @@ def command(arguments: list[str]) -> int:
         action="store_true",
         help="keep what OUTPUT has of other families; without names, measure those that it lacks",
     )
-    parser.add_argument("--page", action="store_true", help="measure nothing; write the records into docs/models.md")
+    parser.add_argument(
+        "--page",
+        action="store_true",
+        help="measure nothing; write the records into docs/models.md, docs/fused-layers.md",
+    )
     chosen = parser.parse_args(arguments)
     if chosen.page:
         write()

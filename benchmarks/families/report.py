@@ -12,9 +12,12 @@ from benchmarks.families.results import (
     MODULES,
     PASS,
     PROMPT,
+    STORED,
     THEIR_PROMPT,
+    THEIR_STORED,
     TRANSFORMERS,
     FamilyResults,
+    Step,
 )
 from forerun.measure.plot import GREY, Figure, Panel, Series
 from forerun.measure.record import Record
@@ -27,9 +30,12 @@ GPU_HEADINGS = (
 )  # fmt: skip
 PROMPT_HEADINGS = ("family", "tokens", "fused", "transformers", "ratio")
 CPU_HEADINGS = (
-    "family", "floor", "fused 1", "4", "transformers 1", "4", "ratio 1", "4", "floor's ratio", "decode", "generate",
+    "family", "floor", "fused 1", "4", "stored 1", "4", "transformers 1", "4", "in bfloat16 1", "4", "decode",
+    "generate",
 )  # fmt: skip
-STEPS = (PASS, FUSED, MODULES, TRANSFORMERS)
+SHARE_HEADINGS = ("family", "floor", "fused 1", "4", "stored 1", "4", "stored's floor", "in bfloat16 1", "4")
+CPU_STEPS, CPU_TOKENS = (FUSED, STORED, TRANSFORMERS, THEIR_STORED), (1, 4)
+STEPS = (PASS, MODULES, *CPU_STEPS)
 PASSES = ((1, 1), (8, 1), (8, 8))
 
 
@@ -47,6 +53,13 @@ def make_record(results: FamilyResults, complete: bool) -> Record:
     )
 
 
+def results_of(record: Record) -> FamilyResults:
+    """What was measured, from what is stored."""
+    steps = tuple(Step(**row) for row in record.rows)
+    details = record.details
+    return FamilyResults(record.provenance, record.settings, details["bandwidth"], details["notes"], steps)
+
+
 def tables(results: FamilyResults) -> Iterator[Table]:
     prompts = sorted({(s.family, s.positions) for s in results.steps if s.method == PROMPT})
     if prompts:
@@ -56,6 +69,8 @@ def tables(results: FamilyResults) -> Iterator[Table]:
     if families and not results.on_gpu:
         rows = tuple(_cpu_row(results, family) for family in families)
         yield Table("A step of 1 and of 4 tokens, ms", CPU_HEADINGS, rows)
+        rows = tuple(_share_row(results, family) for family in families)
+        yield Table("The same, transformers' float32 step of as many tokens as 1", SHARE_HEADINGS, rows)
     elif families:
         rows = tuple(_gpu_row(results, family) for family in families)
         yield Table("Steps of 8 layers and the head, ms; shares of the copy bandwidth", GPU_HEADINGS, rows)
@@ -65,11 +80,13 @@ def figure(results: FamilyResults) -> Figure | None:
     """Bars a family: shares of the bandwidth on a GPU, times of transformers' on a CPU; prompts by their length."""
     machine = results.provenance.machine.name
     if not results.on_gpu:
+        kinds = (("float32", FUSED), ("bfloat16 as stored", STORED))
         steps = {
-            "1 token": _ratios(results, FUSED, TRANSFORMERS, 1),
-            "4 tokens": _ratios(results, FUSED, TRANSFORMERS, 4),
+            f"{kind}, {tokens} token{'s' * (tokens > 1)}": family_ratios(results, method, TRANSFORMERS, tokens)
+            for kind, method in kinds
+            for tokens in CPU_TOKENS
         }
-        panel = _bars("A step of fused layers", "time", steps, "transformers")
+        panel = _bars("A step of fused layers", "time", steps, "transformers, float32")
     else:
         named = zip(("1 row, 1 token", "8 rows, 1 token each", "8 rows, 8 tokens each"), PASSES, strict=True)
         steps = {label: _shares(results, *shape) for label, shape in named}
@@ -100,7 +117,7 @@ def _bars(title: str, y_label: str, values: dict[str, dict[str, float]], held_ag
 def _prompts(results: FamilyResults) -> Panel | None:
     """Time over the length of a prompt, a line a family."""
     lengths = sorted({step.positions for step in results.steps if step.method == PROMPT})
-    ratios = {length: _ratios(results, PROMPT, THEIR_PROMPT, length) for length in lengths}
+    ratios = {length: family_ratios(results, PROMPT, THEIR_PROMPT, length) for length in lengths}
     series = []
     for name in dict.fromkeys(name for by_family in ratios.values() for name in by_family):
         own = {float(length): by_family[name] for length, by_family in ratios.items() if name in by_family}
@@ -121,7 +138,7 @@ def _shares(results: FamilyResults, rows: int, new: int) -> dict[str, float]:
     return {name: share for name, share in shares.items() if share is not None}
 
 
-def _ratios(results: FamilyResults, ours: str, theirs: str, tokens: int) -> dict[str, float]:
+def family_ratios(results: FamilyResults, ours: str, theirs: str, tokens: int) -> dict[str, float]:
     """Seconds of one method over another's, by family."""
     ratios = {}
     for name in results.families:
@@ -148,13 +165,19 @@ def _gpu_row(results: FamilyResults, family: str) -> tuple[str, ...]:
 
 
 def _cpu_row(results: FamilyResults, family: str) -> tuple[str, ...]:
-    ours, theirs = (
-        [results.seconds(family, method, 1, tokens) for tokens in (1, 4)] for method in (FUSED, TRANSFORMERS)
-    )
-    floor = results.floor(family)
-    ratios = (_ratio(a, b) for a, b in zip((*ours, floor), (*theirs, theirs[0]), strict=True))
+    steps = (results.seconds(family, method, 1, tokens) for method in CPU_STEPS for tokens in CPU_TOKENS)
     calls = (results.seconds(family, method, 1) for method in (DECODE, GENERATE))
-    return (family, *map(_milliseconds, (floor, *ours, *theirs)), *map(_share, ratios), *map(_milliseconds, calls))
+    return (family, *map(_milliseconds, (results.floor(family, FUSED), *steps, *calls)))
+
+
+def _share_row(results: FamilyResults, family: str) -> tuple[str, ...]:
+    theirs = {tokens: results.seconds(family, TRANSFORMERS, 1, tokens) for tokens in CPU_TOKENS}
+    fused, stored, halves = (
+        [_ratio(results.seconds(family, method, 1, tokens), theirs[tokens]) for tokens in CPU_TOKENS]
+        for method in (FUSED, STORED, THEIR_STORED)
+    )
+    floor, half = (_ratio(results.floor(family, method), theirs[1]) for method in (FUSED, STORED))
+    return (family, *map(_share, (floor, *fused, *stored, half, *halves)))
 
 
 def _ratio(ours: float | None, theirs: float | None) -> float | None:
@@ -169,10 +192,22 @@ def _share(value: float | None) -> str:
     return NOTHING if value is None else f"{value:.2f}"
 
 
+def _of_steps(results: FamilyResults) -> str:
+    """What the steps of a CPU are, of those that were measured."""
+    if not any(step.method == STORED for step in results.steps):
+        return "fused, transformers: the best of several steps behind 256 keys, taken in turns"
+    is_default = results.settings.get("keeps_bfloat16", True)
+    return (
+        "fused, transformers: the best of several float32 steps behind 256 keys; stored, in bfloat16: the same model "
+        f"from a file of bfloat16, as forerun.load {'' if is_default else 'would keep it narrow (it does not here) '}"
+        "and as transformers load it by default; all taken in turns"
+    )
+
+
 def remarks(results: FamilyResults, complete: bool) -> tuple[str, ...]:
     lines = [f"{results.provenance.machine.name}; random weights, sizes as published"]
     if not results.on_gpu:
-        lines.append("fused, transformers: the best of several steps behind 256 keys, taken in turns")
+        lines.append(_of_steps(results))
         if results.bandwidth:
             lines.append(
                 f"floor: all weights that a step reads, once, at {results.bandwidth / 1e9:.1f} GB/s, the fastest that "

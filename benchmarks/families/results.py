@@ -8,6 +8,7 @@ from typing import Any
 from forerun.measure.provenance import Provenance
 
 PASS, FUSED, MODULES, TRANSFORMERS = "pass", "fused", "modules", "transformers"
+STORED, THEIR_STORED = "stored", "transformers bfloat16"  # on a CPU: the same of a file of bfloat16, as each loads it
 DECODE, GENERATE = "decode", "generate"  # on a CPU: a token of plain decoding by a call of ours, by model.generate
 PROMPT, THEIR_PROMPT = "prompt", "prompt by transformers"  # so many positions and one token behind them
 
@@ -21,7 +22,7 @@ class Step:
     rows: int
     positions: int  # new ones of each row
     seconds: float  # the best of several
-    num_bytes: int = 0  # of weights that a PASS, or a FUSED step on a CPU, must read: of experts the chosen ones
+    num_bytes: int = 0  # of weights that a PASS, or a step on a CPU, must read: of experts the chosen ones
     key_bytes: int = 0  # of keys and values that it must read
 
 
@@ -39,9 +40,9 @@ class FamilyResults:
     def on_gpu(self) -> bool:
         return self.provenance.machine.gpu is not None
 
-    def floor(self, family: str) -> float | None:
-        """Seconds that reading the weights takes at least, on a CPU."""
-        found = self.step(family, FUSED, 1)
+    def floor(self, family: str, method: str) -> float | None:
+        """Seconds that reading the weights of a method takes at least, on a CPU."""
+        found = self.step(family, method, 1)
         return None if found is None or not found.num_bytes or not self.bandwidth else found.num_bytes / self.bandwidth
 
     @property

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import torch
-from transformers import PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from benchmarks.cpu_steps import steps as cpu_steps
 from benchmarks.families.report import KIND, PASSES, make_record
@@ -22,7 +24,9 @@ from benchmarks.families.results import (
     MODULES,
     PASS,
     PROMPT,
+    STORED,
     THEIR_PROMPT,
+    THEIR_STORED,
     TRANSFORMERS,
     FamilyResults,
     Step,
@@ -33,6 +37,12 @@ from forerun.bench.decode.forward import FILLED, stepper
 from forerun.bench.hardware import measure_ceilings, work_of
 from forerun.config import Kernels
 from forerun.decoder import SpeculativeDecoder
+from forerun.kernels import why_not_numba
+from forerun.kernels.cpu import choice
+from forerun.kernels.cpu.narrow import NarrowWeight
+from forerun.loading.load import STORED as AS_STORED
+from forerun.loading.load import LoadRequest, quiet
+from forerun.math.blocks import format_named
 from forerun.measure.progress import Reporter
 from forerun.measure.provenance import provenance
 from forerun.measure.record import Record, load
@@ -63,6 +73,9 @@ def run(asked: Settings, device: torch.device, output: Path, reporter: Reporter,
     on_gpu = device.type == "cuda"
     bandwidth = None if asked.compile_only else _bandwidth(device)
     origin = provenance(device, command)
+    settings: dict[str, Any] = {"repeats": asked.repeats}
+    if not (on_gpu or asked.compile_only or asked.prompts):
+        settings["keeps_bfloat16"] = _keeps_halves()
     steps, notes, known = _kept(output, asked) if asked.adds and output.exists() else ([], {}, None)
     if bandwidth is not None and known is not None and not on_gpu:
         bandwidth = max(bandwidth, known)
@@ -85,7 +98,7 @@ def run(asked: Settings, device: torch.device, output: Path, reporter: Reporter,
 
     def save(outcome: Outcome) -> Record:
         read = bandwidth if on_gpu else fastest_read(bandwidth, steps)
-        results = FamilyResults(origin, {"repeats": asked.repeats}, read, notes, tuple(steps))
+        results = FamilyResults(origin, settings, read, notes, tuple(steps))
         return make_record(results, outcome.complete).kept(output)
 
     return take_turns([Turn(family, partial(measure, family)) for family in asked.families], reporter, save)
@@ -95,11 +108,16 @@ def _bandwidth(device: torch.device) -> float:
     return copy_bandwidth(device) if device.type == "cuda" else measure_ceilings(device, torch.float32).linear
 
 
+def _keeps_halves() -> bool:
+    """Whether this machine keeps bfloat16 narrow by its own choice."""
+    return why_not_numba() is None and choice.narrow_pays(format_named("BF16"))
+
+
 def fastest_read(bandwidth: float | None, steps: Sequence[Step]) -> float | None:
     """Bytes a second: a plain read may be timed in a busy moment, and no floor lies above a step that was seen."""
     if bandwidth is None:
         return None
-    return max((bandwidth, *(step.num_bytes / step.seconds for step in steps if step.method == FUSED)))
+    return max((bandwidth, *(step.num_bytes / step.seconds for step in steps if step.method in (FUSED, STORED))))
 
 
 def missing(listed: Iterable[str], output: Path | None, prompts: Sequence[int] = ()) -> list[str]:
@@ -227,11 +245,49 @@ def _decoding(
     return found
 
 
+class StoredModels(NamedTuple):
+    """What users have of one file of bfloat16."""
+
+    wide: PreTrainedModel  # all of it float32
+    kept: PreTrainedModel | None  # as `forerun.load` keeps it; None where that is float32 as well
+    theirs: PreTrainedModel  # as transformers loads it when it is told nothing
+
+
+@contextmanager
+def stored_models(model: PreTrainedModel) -> Iterator[StoredModels]:
+    """The same random weights loaded three times; what is kept narrow lies in the memory of the file meanwhile.
+
+    It is kept narrow where this machine would not choose it, too, as layers are fused that it would not fuse.
+    """
+    attention = model.config._attn_implementation
+    narrow = patch.object(choice, "narrow_pays", lambda stored: True)
+    with TemporaryDirectory(prefix="families-") as place, quiet(), narrow:
+        model.to(torch.bfloat16).save_pretrained(place)
+        wide, kept = (
+            LoadRequest.of(place, dtype, "cpu", offline=True).model("a causal model", lambda _: AutoModelForCausalLM)
+            for dtype in ("float32", AS_STORED)
+        )
+        theirs = AutoModelForCausalLM.from_pretrained(place).eval()
+        assert theirs.dtype == torch.bfloat16
+        for loaded in (wide, kept, theirs):
+            loaded.set_attn_implementation(attention)
+        is_narrow = any(isinstance(weight, NarrowWeight) for weight in kept.parameters())
+        yield StoredModels(wide, kept if is_narrow else None, theirs)
+
+
 def _on_cpu(family: str, model: PreTrainedModel, asked: Settings, is_described: bool) -> list[Step]:
     """Steps of 1 and 4 tokens of one row, transformers and ours in turns; then decoding as users call it."""
-    subject = cpu_steps.Subject(family, model)
+    with stored_models(model) as models:
+        return _stored_steps(family, models, asked, is_described) + _calls(family, models.wide, asked, is_described)
+
+
+def _stored_steps(family: str, models: StoredModels, asked: Settings, is_described: bool) -> list[Step]:
+    narrow = {STORED: models.kept} if models.kept is not None and is_described else {}
+    subject = cpu_steps.Subject(family, models.wide, narrow=narrow)
     methods = cpu_steps.methods(subject, CPU_GRID, Kernels.ON if is_described else Kernels.OFF)
     methods.pop(cpu_steps.MODULES)
+    inputs = cpu_steps.Inputs(subject, CPU_GRID)
+    methods[THEIR_STORED] = cpu_steps.Transformers(replace(subject, model=models.theirs), inputs)
     best: dict[tuple[str, int], float] = {}
 
     def keep(method: str, batch: int, tokens: int, seconds: float) -> None:
@@ -239,8 +295,15 @@ def _on_cpu(family: str, model: PreTrainedModel, asked: Settings, is_described: 
 
     for _ in range(1 if asked.compile_only else 2 * asked.repeats):
         cpu_steps.sweep(methods, CPU_GRID, keep)
-    names, read = {cpu_steps.KERNELS: FUSED, cpu_steps.TRANSFORMERS: TRANSFORMERS}, work_of(model).weight_bytes
-    found = [Step(family, names[method], 1, tokens, seconds, read) for (method, tokens), seconds in best.items()]
+    names = {cpu_steps.KERNELS: FUSED, cpu_steps.TRANSFORMERS: TRANSFORMERS}
+    read = {FUSED: work_of(models.wide), THEIR_STORED: work_of(models.theirs)}
+    read |= {TRANSFORMERS: read[FUSED]} | {method: work_of(model) for method, model in narrow.items()}
+    timed_steps = ((names.get(method, method), tokens, seconds) for (method, tokens), seconds in best.items())
+    return [Step(family, name, 1, tokens, seconds, read[name].weight_bytes) for name, tokens, seconds in timed_steps]
+
+
+def _calls(family: str, model: PreTrainedModel, asked: Settings, is_described: bool) -> list[Step]:
+    found = []
     own = SpeculativeDecoder(model, None, kernels="on" if is_described else "off").generate
     for method, generate in ((DECODE, own), (GENERATE, model.generate)):
         found += _decoding(family, method, generate, model, asked, (1,), CPU_FEW, CPU_MANY)

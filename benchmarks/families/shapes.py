@@ -56,7 +56,7 @@ def _small(key_heads: int = 3, **more: Any) -> Settings:
 
 
 # SmolLM2 135M, OPT 125M, GPT-2, GPT-Neo 125M, Tiny StarCoder, Gemma 3 270M, CodeGen 350M, Pythia 410M, ERNIE 4.5 0.3B,
-# Qwen2 0.5B, Qwen3 0.6B: sizes as published.
+# Qwen2 0.5B, BLOOM 560M, Qwen3 0.6B: sizes as published.
 ON_CPU: dict[str, Settings] = {
     "llama": _small(),
     "mistral": _small(),
@@ -88,6 +88,7 @@ ON_CPU: dict[str, Settings] = {
     "gpt_neox": _shape(1024, 4096, 16, 16, 50304, num_hidden_layers=24, rotary_pct=0.25),
     "ernie4_5": _shape(1024, 3072, 16, 2, 103424, num_hidden_layers=18, head_dim=128),
     "qwen2": _shape(896, 4864, 14, 2, 151936, num_hidden_layers=24),
+    "bloom": {"hidden_size": 1024, "n_head": 16, "num_hidden_layers": 24, "vocab_size": 250880},
     "qwen3": _shape(1024, 3072, 16, 8, 151936, num_hidden_layers=28, head_dim=128),
 }  # fmt: skip
 OWN_NAMES = {"codegen", "gptj", "gpt2", "gpt_bigcode"}  # configurations with names of their own for sizes

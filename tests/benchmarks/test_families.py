@@ -17,7 +17,9 @@ from benchmarks.families.results import (
     GENERATE,
     PASS,
     PROMPT,
+    STORED,
     THEIR_PROMPT,
+    THEIR_STORED,
     TRANSFORMERS,
     FamilyResults,
     Step,
@@ -43,12 +45,16 @@ def test_shares() -> None:
 
 def test_tables_of_steps_and_prompts() -> None:
     steps = Step("a", FUSED, 1, 1, 0.5, 400), Step("a", TRANSFORMERS, 1, 1, 1.0, 400)
+    narrow = Step("a", STORED, 1, 1, 0.3, 200), Step("a", STORED, 1, 4, 0.4, 200), Step("a", THEIR_STORED, 1, 1, 1.2)
     calls = Step("a", DECODE, 1, 1, 0.6), Step("a", GENERATE, 1, 1, 1.1)
-    (table,) = tables(results((*steps, *calls)))
-    shown = ("a", "400.00", "500.00", "-", "1000.00", "-", "0.50", "-", "0.40", "600.00", "1100.00")
-    assert table.rows == (shown,) and len(table.headings) == len(shown)
-    (old,) = tables(results((*steps, *calls), bandwidth=None))
-    assert old.rows == ((*shown[:1], "-", *shown[2:8], "-", *shown[9:]),)
+    times, shares = tables(results((*steps, *narrow, *calls)))
+    expected = "a 400.00 500.00 - 300.00 400.00 1000.00 - 1200.00 - 600.00 1100.00"
+    assert times.rows == (tuple(expected.split()),) and len(times.headings) == len(times.rows[0])
+    assert shares.rows == (("a", "0.40", "0.50", "-", "0.30", "-", "0.20", "1.20", "-"),)
+    assert len(shares.headings) == len(shares.rows[0])
+    times, shares = tables(results((*steps, *calls), bandwidth=None))
+    assert times.rows == (("a", "-", "500.00", "-", "-", "-", "1000.00", "-", "-", "-", "600.00", "1100.00"),)
+    assert shares.rows == (("a", "-", "0.50", *"-" * 6),)
     prompts = results((Step("a", PROMPT, 1, 4096, 0.03), Step("a", THEIR_PROMPT, 1, 4096, 0.04)))
     (table,) = tables(prompts)
     assert table.rows == (("a", "4096", "30.00", "40.00", "0.75"),)
@@ -62,7 +68,7 @@ def test_steps_and_prompts_are_drawn_as_shares_of_transformers() -> None:
     assert drawn is not None
     for panel in drawn.panels:
         _, level = panel.series
-        assert level.y == (1.0,) and level.label == "transformers"
+        assert level.y == (1.0,) and level.label.startswith("transformers")
     assert [panel.series[0].y for panel in drawn.panels] == [(0.5,), (0.75,)]
     assert drawn.panels[0].x_names == ("a",) and drawn.panels[1].series[0].x == (4096,)
     assert figure(results(())) is None
@@ -71,6 +77,16 @@ def test_steps_and_prompts_are_drawn_as_shares_of_transformers() -> None:
 def test_the_page_shows_the_records() -> None:
     assert len(list(page.RECORDS.glob("families-*.json"))) >= 3
     assert "\n".join(page.section()) in page.PAGE.read_text(), "python -m benchmarks.families --page writes it anew"
+
+
+def test_the_page_of_layers_says_what_the_record_does(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert "\n".join(page.summary()) in page.LAYERS.read_text(), "python -m benchmarks.families --page writes it anew"
+    ours = (Step(name, FUSED, 1, tokens, time) for name, tokens, time in (("a", 1, 1.0), ("b", 1, 3.0), ("a", 4, 2.0)))
+    theirs = (Step(name, TRANSFORMERS, 1, tokens, 4.0) for name in "ab" for tokens in (1, 4))
+    make_record(results((*ours, *theirs, Step("a", STORED, 1, 1, 1.0))), True).save(tmp_path / page.OF_CPU)
+    monkeypatch.setattr(page, "RECORDS", tmp_path)
+    (row,) = [line for line in page.summary() if line.startswith(("| float32", "| bfloat16"))]  # none of 4 as stored
+    assert "0.25 to 0.75, half of 2 families at most 0.50 | 0.50 to 0.50, half of 1" in row
 
 
 def test_remarks_on_the_page_end_with_one_full_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,8 +136,56 @@ def test_a_family_that_cannot_be_built_leaves_a_note(tmp_path: Path, monkeypatch
     assert "KeyError" in record.details["notes"]["a"] and [row["family"] for row in record.rows] == ["b"]
 
 
+def test_stored_steps_are_said_to_be_what_they_are() -> None:
+    steps = Step("a", FUSED, 1, 1, 0.5, 400), Step("a", STORED, 1, 1, 0.3, 200), Step("a", TRANSFORMERS, 1, 1, 1.0)
+    assert "bfloat16" in make_record(results(steps), True).remarks[1]
+    unlike = FamilyResults(provenance("cpu", ["x"]), {"keeps_bfloat16": False}, None, {}, steps)
+    assert "it does not here" in make_record(unlike, True).remarks[1]
+    assert "bfloat16" not in make_record(results(steps[::2]), True).remarks[1]
+    drawn = figure(results(steps))
+    assert drawn is not None and [series.y for series in drawn.panels[0].series] == [(0.5,), (0.3,), (1.0,)]
+
+
+@pytest.mark.slow
+def test_one_file_of_bfloat16_is_loaded_as_users_load_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("numba")
+    monkeypatch.setenv("FORERUN_KERNELS", "auto")
+    from forerun.kernels.cpu.narrow import NarrowWeight
+
+    model = described_model("gemma2")
+    with run.stored_models(model) as models:
+        wide, kept, theirs = models
+        assert kept is not None and {p.dtype for p in theirs.parameters()} == {torch.bfloat16}
+        assert not any(isinstance(weight, NarrowWeight) for weight in wide.parameters())
+        narrow = [weight for weight in kept.parameters() if isinstance(weight, NarrowWeight)]
+        assert {weight.format.name for weight in narrow} == {"BF16"} and len(narrow) >= 2 * 4
+        for mine, plain in zip(kept.parameters(), wide.parameters(), strict=True):
+            assert torch.equal(mine.dense() if isinstance(mine, NarrowWeight) else mine, plain)
+        assert {each.config._attn_implementation for each in models if each} == {model.config._attn_implementation}
+        assert work_of(kept).weight_bytes < 0.6 * work_of(wide).weight_bytes
+
+
+@pytest.mark.slow
+def test_every_method_takes_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("numba")
+    monkeypatch.setenv("FORERUN_KERNELS", "auto")
+    monkeypatch.setattr(
+        run, "build", lambda *a: described_model("llama", vocab_size=30_000, max_position_embeddings=512)
+    )
+    monkeypatch.setattr(run, "_bandwidth", lambda device: 1e9)
+    record = run.run(run.Settings(("llama",), 1), torch.device("cpu"), tmp_path / "families.json", Silent(), ["x"])
+    taken = {(row["method"], row["positions"]) for row in record.rows}
+    methods = (FUSED, STORED, TRANSFORMERS, THEIR_STORED)
+    assert taken == {(method, tokens) for method in methods for tokens in (1, 4)} | {(DECODE, 1), (GENERATE, 1)}
+    read = {row["method"]: row["num_bytes"] for row in record.rows if row["num_bytes"]}
+    assert read[THEIR_STORED] <= read[STORED] < 0.6 * read[FUSED] and read[FUSED] == read[TRANSFORMERS]
+    assert not record.details["notes"] and record.settings["keeps_bfloat16"] in (True, False)
+
+
 def test_no_floor_lies_above_a_step() -> None:
     steps = (Step("a", FUSED, 1, 1, 0.5, 1000), Step("a", TRANSFORMERS, 1, 1, 0.1, 1000))
+    half = Step("a", STORED, 1, 1, 0.2, 500)
+    assert run.fastest_read(1500.0, (*steps, half)) == 2500.0
     assert run.fastest_read(1500.0, steps) == 2000.0 and run.fastest_read(2500.0, steps) == 2500.0
     assert run.fastest_read(None, steps) is None
 
