@@ -118,6 +118,7 @@ def test_a_program_imports_what_any_other_may_wherever_forerun_is_installed(monk
         ("x = bytearray(700 << 20)", "MemoryError"),  # 512 MiB are allowed
         ("class E(Exception):\n  def __str__(self): raise ValueError\nraise E", "E: "),
         ("raise ValueError('x' * 10**6)", "ValueError: xxx"),
+        ("next(iter(()))", "StopIteration"),  # which ends a loop of the steps without a word
         ("import os; os.fork()", "PermissionError"),
         ("import subprocess; subprocess.run(['true'])", "PermissionError"),
         ("import os; os.system('true')", "PermissionError"),
@@ -230,6 +231,33 @@ def test_such_a_search_finds_what_is_left_lying(what: str, fault: str, monkeypat
     assert run_program(search(what) + "(lambda: 0)()\nos._exit(0)", QUICK).passed
 
 
+# What an error's own code reads of memory that was given back: a new buffer of a reader is shown to what it reads from.
+GIVEN_BACK = (
+    STOLEN + "import io\nclass Raw(io.RawIOBase):\n  def readable(self): return True\n  def tell(self): return 0\n"
+    "  def readinto(self, buffer): look(bytes(buffer)); return 0\n"
+    "raws = [Raw() for _ in range(4000)]\nreaders, begin = [io.BufferedReader(raw, 999) for raw in raws], "
+    "io.BufferedReader.__init__\npairs = list(zip(readers, raws))\n"
+    "class Error(Exception):\n  def __str__(self):\n    for reader, raw in pairs: begin(reader, raw, SIZE)\n"
+    "    for reader in readers: reader.read(1)\n    return ''\n"
+    "error, filled = Error(), [bytes(SIZE - 33) for _ in range(12000)]\n"
+    "for name in list(sys.modules):\n  if 'sandbox.' in name and 'inside' not in name: "
+    "vars(sys.modules[name]).clear()\n"
+    "filled[10000::2] = [None] * 1000\nraise error"
+)
+
+
+def test_memory_that_was_given_back_tells_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    program = GIVEN_BACK.replace("SIZE", str(inside.NONCE_BYTES + 33))
+    assert run_program(program, QUICK).ending is Ending.FAILED
+    start_with(
+        monkeypatch,
+        "import weakref\ngiven, seen = inside._steps, []\n"
+        "def steps(status):\n  held = given(status)\n  seen.extend(map(weakref.ref, held))\n  return held\n"
+        "inside._steps, inside._describe = steps, lambda error: str([each() is None for each in seen])",
+    )
+    assert run_program("1 / 0", QUICK).message == str([False] * 3), "steps are there to the end, whatever was raised"
+
+
 @pytest.mark.parametrize(
     "forgery",
     [
@@ -275,6 +303,10 @@ MEMORY = {
     "by a path that changes at once": "import io\n" + OPENED_TWICE.format(1) + "file = io.FileIO(Path())\n",
     "by a path that lies": "import io\nclass Path:\n  __class__ = int\n"
     "  def __fspath__(self): return '/proc/self/mem'\nfile = io.FileIO(Path())\n",
+    "by changing what the hook calls": "try: open('mem')\n"
+    "except PermissionError as error: trace = error.__traceback__\n"
+    "while trace.tb_next: trace = trace.tb_next\n"
+    "trace.tb_frame.f_locals['end'].__code__ = (lambda *path: '').__code__\nfile = open('/proc/self/mem', 'rb', 0)\n",
     "by a text that lies": "import io\nclass Path(str):\n  def rpartition(self, at): return '', '', 'null'\n"
     "  __class__ = int\n  def __str__(self): return '/dev/null'\nfile = io.FileIO(Path('/proc/self/mem'))\n",
 }
@@ -289,6 +321,17 @@ def test_its_own_memory_is_not_read(how: str, landlock: str, monkeypatch: pytest
         start_with(monkeypatch, f"landlock.install = {landlock}")
     outcome = run_program(f"{STOLEN}{MEMORY[how]}{READ_MEMORY}os._exit(0)", QUICK)
     assert outcome.ending is Ending.FAILED and "Error" in outcome.message, outcome
+
+
+def test_the_hook_runs_no_code_of_a_program() -> None:
+    """Where it did, that would see the hook's frame, and from Python 3.13 on could change it meanwhile."""
+    program = (
+        "import io\nclass Path:\n  @property\n  def __class__(self): asked.append(1); return str\n"
+        "  def __fspath__(self): return '/dev/null'\nasked = []\n"
+        "try: io.FileIO(Path())\nexcept (PermissionError, TypeError): pass\nassert not asked, asked"
+    )
+    outcome = run_program(program, QUICK)
+    assert outcome.passed, outcome.message
 
 
 @needs_landlock
@@ -444,6 +487,10 @@ FOOLED = (
     "  os.path.__dict__['sep'] = os.sep = ''; os.symlink('../outside', 'link')"
 )
 OUTSIDE, INSIDE = "open('../outside', 'w')", "open('within', 'w')"
+OTHERWISE = (
+    "import os, tempfile; tempfile.tempdir = os.getcwd(); tempfile.NamedTemporaryFile().close(); os.makedirs('a/b/')"
+)
+"""Of the folder itself, and of one that ends in a slash."""
 
 
 @needs_kernel
@@ -453,6 +500,8 @@ OUTSIDE, INSIDE = "open('../outside', 'w')", "open('within', 'w')"
         ("audit.install('.')", OUTSIDE, "refused None"),
         ("audit.install('.')", FOOLED, "refused None"),
         ("audit.install('.')", INSIDE, "done"),
+        ("audit.install('.')", OTHERWISE, "done"),
+        ("audit.install('.')", "__import__('os').mkdir('../outside/')", "refused None"),
         pytest.param("landlock.install('.')", OUTSIDE, f"refused {errno.EACCES}", marks=needs_landlock),
         pytest.param("landlock.install('.')", INSIDE, "done", marks=needs_landlock),
         ("seccomp.install(files_are_watched=False)", OUTSIDE, f"refused {errno.EPERM}"),

@@ -30,14 +30,18 @@ def install(folder: str, *, files_are_watched: bool = False) -> bool:
 
     The program may set names of modules, the builtins' included, and in a frame that it gets from a trace, from
     Python 3.13 on, variables of closures. So functions have what they need as defaults, which no frame leads to, keep
-    nothing between calls, and call nothing that is written in Python but each other.
+    nothing between calls, and call nothing that is written in Python but each other. A trace of an error that the hook
+    has raised leads to those it calls: they are not to be changed, and no code of the program's is run beneath it.
     """
     status = os.stat(folder)
     home = status.st_dev, status.st_ino
 
-    def end(path: str, readlink: Any = os.readlink, cut: Any = str.rpartition, links: Any = LINKS) -> str:
+    def end(
+        path: str, readlink: Any = os.readlink, cut: Any = str.rpartition, strip: Any = str.rstrip, links: Any = LINKS
+    ) -> str:
         """Where a path leads that ends in a link."""
         for _ in links:
+            path = strip(path, "/") or path
             try:
                 target = readlink(path)
             except (OSError, ValueError):
@@ -47,9 +51,15 @@ def install(folder: str, *, files_are_watched: bool = False) -> bool:
         return path
 
     def is_inside(path: str, home: Any = home, stat: Any = os.stat, cut: Any = str.rpartition) -> bool:
-        """Go up from the folder that a path is in until that is `home`, or its own parent: the root."""
+        """Whether a path is `home`; if not, go up from the folder that it is in until that is, or is its own parent."""
         before, slash, name = cut(path, "/")
         place, below = path if name in ("", ".", "..") else before + slash or ".", None
+        try:
+            status = stat(path)
+            if (status.st_dev, status.st_ino) == home:
+                return True
+        except (OSError, ValueError):  # not there yet
+            pass
         while True:
             try:
                 status = stat(place)
@@ -64,7 +74,7 @@ def install(folder: str, *, files_are_watched: bool = False) -> bool:
     def hook(
         event: str, arguments: tuple[Any, ...], watched: bool = files_are_watched, refused: Any = REFUSED,
         on_files: Any = ON_FILES, writing: int = WRITING, null: str = os.devnull, starts_with: Any = str.startswith,
-        cut: Any = str.rpartition, is_a: Any = isinstance, kind: Any = type, number: Any = int, text: Any = str,
+        cut: Any = str.rpartition, is_kind: Any = issubclass, kind: Any = type, number: Any = int, text: Any = str,
         raw: Any = bytes, plain: Any = str.__str__, decode: Any = bytes.decode, end: Any = end,
         is_inside: Any = is_inside, error: Any = PermissionError,
     ) -> None:  # fmt: skip
@@ -72,13 +82,15 @@ def install(folder: str, *, files_are_watched: bool = False) -> bool:
             return
         if starts_with(event, refused):
             raise error(f"{event} is not allowed in the sandbox")
+        if starts_with(event, "object.__") and (arguments[0] is end or arguments[0] is is_inside):
+            raise error("what the sandbox's hook calls is not changed")
         opens = event == "open"
         if not opens and (watched or not starts_with(event, on_files)):
             return
         for path in arguments[: 1 if opens else 2]:
-            if is_a(path, text):
+            if is_kind(kind(path), text):  # isinstance would ask the object, whose answer is the program's
                 name = end(plain(path))
-            elif is_a(path, raw):
+            elif is_kind(kind(path), raw):
                 name = end(decode(path, "utf-8", "surrogateescape"))
             elif path is None or kind(path) is number:  # open already, or no path but a mode
                 continue

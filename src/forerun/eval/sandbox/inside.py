@@ -12,7 +12,7 @@ from collections import deque
 from contextlib import suppress
 from functools import partial
 from operator import call
-from typing import Any
+from typing import Any, NoReturn
 
 from forerun.eval.sandbox import audit, landlock, privileges, seccomp  # now: the walls hide Forerun's own files
 
@@ -35,11 +35,18 @@ def main(folder: str, status: int, memory: int, seconds: float) -> None:
     nothing = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1, 2):
         os.dup2(nothing, stream)
-    leave = os._exit
     walls = _private_walls(folder)
     _thread.start_new_thread(_run, (waiting, status, begin))
     walls += _shared_walls(folder, memory, seconds, "landlock" in walls)
     _report(status, "walls", " ".join(walls))
+    # What stands first lies on this frame's stack meanwhile, where nothing can look. Without it, the steps would be
+    # given back once one has raised, and a program can read memory that was given back.
+    _held = waiting[0], _wait(begin, forever)
+
+
+def _wait(begin: Any, forever: Any) -> NoReturn:
+    """Let the program begin; this does not return."""
+    leave = os._exit
     try:
         begin.release()
         forever.acquire()
@@ -51,8 +58,8 @@ def _steps(status: int) -> list[partial[Any]]:
     """What is to be done one after the other until something raises: the program, and to say that it passed.
 
     Between them no Python runs that the program could have put in its place, and nothing it can look at leads here:
-    no frame, no module, no trace, no buffer of a file, no memory that was given back. What lists the objects of
-    this process is refused by the audit hook.
+    no frame, no module, no trace, no buffer of a file, no memory that was given back (`main` holds them to the end).
+    What lists the objects of this process is refused by the audit hook.
     """
     passed = os.read(0, NONCE_BYTES)  # straight into the object that is written in the end
     with open(0, "rb", closefd=False) as rest:
@@ -72,6 +79,7 @@ def _run(waiting: list[Any], status: int, begin: Any) -> None:
     begin.acquire()
     try:
         deque(waiting.pop(), 0)
+        _report(status, "raised", "StopIteration: ")  # the one error that ends steps without a word
     except BaseException as error:
         _report(status, "raised", _describe(error))
     finally:  # threads, exit handlers and whatever prints errors, which the program may have left behind, have no say
