@@ -221,7 +221,7 @@ def _called(processor: LogitsProcessor, ids: Tensor, scores: Tensor, is_certain:
 
     None where it raises, unless `is_certain`.
     """
-    before, has_raised = ProcessorState.of(_own(processor)), False
+    before, has_raised = ProcessorState.of(_unwrapped(processor)), False
     adjusted: Any = None
     try:
         adjusted = processor(ids, scores.clone())
@@ -231,7 +231,7 @@ def _called(processor: LogitsProcessor, ids: Tensor, scores: Tensor, is_certain:
         if is_certain:
             raise
         has_raised = True
-    if before.differs(ProcessorState.of(_own(processor))):
+    if before.differs(ProcessorState.of(_unwrapped(processor))):
         raise InvalidArgument(
             f"logits_processor {_kind(processor)} changes its own state when called; a draft asks for positions that "
             "may be taken back, so only processors that depend on their arguments alone can be used"
@@ -243,19 +243,19 @@ def _called(processor: LogitsProcessor, ids: Tensor, scores: Tensor, is_certain:
             f"logits_processor {_kind(processor)} returned {shown(adjusted)}; it must return scores of shape "
             f"{tuple(scores.shape)}, as it was given them"
         )
-    found: Tensor = adjusted.to(scores)
-    return found
+    new_scores: Tensor = adjusted.to(scores)
+    return new_scores
 
 
-def _own(processor: LogitsProcessor) -> LogitsProcessor:
+def _unwrapped(processor: LogitsProcessor) -> LogitsProcessor:
     """The caller's, whatever it is wrapped in."""
     return processor.processor if isinstance(processor, AfterPads) else processor
 
 
 def _kind(processor: LogitsProcessor) -> str:
     """The name of its class; of a function or a method its own."""
-    own = _own(processor)
-    name: str = getattr(own, "__qualname__", type(own).__name__)
+    unwrapped = _unwrapped(processor)
+    name: str = getattr(unwrapped, "__qualname__", type(unwrapped).__name__)
     return name
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from forerun.engine.adjust import cause_of_failure
 from forerun.engine.branching import Kept
-from forerun.engine.given import Guess
+from forerun.engine.host_draft import Guess
 from forerun.engine.request import FinishReason
 from forerun.engine.row import Progress, Row, TokenLogprob
 from forerun.engine.stats import Seconds
@@ -51,8 +51,8 @@ class VerifiedRound:
     @property
     def spent(self) -> Seconds:
         """Its seconds; prompts that came along with the drafts take their share of the positions that were scored."""
-        own = sum(map(len, self.blocks))
-        prompts = 0.0 if self.on_device else self.seconds.score * (1 - own / self.scored)
+        positions = sum(map(len, self.blocks))
+        prompts = 0.0 if self.on_device else self.seconds.score * (1 - positions / self.scored)
         return self.seconds + Seconds(score=-prompts, prefill=prompts)
 
 

@@ -130,8 +130,9 @@ def _why_not(law: Law, rows: int, width: int, vocab_size: int, lengths: Tensor) 
         chosen = law.choice
         if chosen.shape != (rows,) or not bool(((chosen >= 0) & (chosen < len(law.laws))).all()):
             return f"does not choose one of its {len(law.laws)} laws for each of {rows} rows"
-        own = [lengths * (chosen == number) for number in range(len(law.laws))]  # nobody asks it about the others
-        reasons = [_why_not(part, rows, width, vocab_size, own[i]) for i, part in enumerate(law.laws)]
+        # Nobody asks a part about the rows of the others.
+        part_lengths = [lengths * (chosen == number) for number in range(len(law.laws))]
+        reasons = [_why_not(part, rows, width, vocab_size, part_lengths[i]) for i, part in enumerate(law.laws)]
         return next((reason for reason in reasons if reason is not None), None)
     if isinstance(law, NarrowLaw):
         if int(lengths.max()) > law.width:

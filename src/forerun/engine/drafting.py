@@ -18,7 +18,7 @@ from forerun.engine.branching import depths_of
 from forerun.engine.device.draft_passes import DraftPasses
 from forerun.engine.draft_check import checked, is_ours
 from forerun.engine.faults import Faults
-from forerun.engine.given import GivenDraft, Guess, guesses_of
+from forerun.engine.host_draft import Guess, HostDraft, guesses_of
 from forerun.engine.laws import params_of, tokens_of
 from forerun.engine.row import Row
 from forerun.errors import ForerunWarning, InvalidArgument
@@ -96,7 +96,7 @@ class Drafting:
         try:
             counts = tuple(self.drafter.num_unread(row.number, len(row.history)) for row in batch if row.number >= 0)
         except Exception as error:
-            self.faults.report(self._given, error, "what it has not read is not counted")
+            self.faults.report(self._users_drafter, error, "what it has not read is not counted")
             return ()
         return counts if any(counts) else ()
 
@@ -106,7 +106,7 @@ class Drafting:
         try:
             return tuple(map(self.drafter.is_prediction, evidence))
         except Exception as error:
-            self.faults.report(self._given, error, "such drafts count as drawn")
+            self.faults.report(self._users_drafter, error, "such drafts count as drawn")
             return (False,) * len(evidence)
 
     @property
@@ -114,33 +114,33 @@ class Drafting:
         """Whether the host finds copies that a recorded round can be given."""
         return self.copier is not None
 
-    def given(self, batch: Sequence[Row], view: BatchView) -> GivenDraft | None:
+    def host_draft(self, batch: Sequence[Row], view: BatchView) -> HostDraft | None:
         """Copies that are found behind the rows' texts, as far as the policy wants them, and what others may draw.
 
         None where what was found are not copies, but drafts with a law of their own: those are for rounds step by step.
         """
         rows, lengths = tuple(batch), self.lengths(view)
         drawn, rooms = (lengths, self._copy_lengths(view) or lengths) if view.is_mixed else ((0,) * len(rows), lengths)
-        found = self._copies(rows, view, rooms) if any(rooms) else None
-        if found is None:
+        draft = self._copies(rows, view, rooms) if any(rooms) else None
+        if draft is None:
             return self.without_copies(rows, drawn)
-        if found.tree is not None or not found.deterministic or type(found.law) is not PointMass:
+        if draft.tree is not None or not draft.deterministic or type(draft.law) is not PointMass:
             self.copier = None
             return None
-        keep = self._kept_copies(view, lengths, found) if view.is_mixed else self._trimmed(found, view).lengths.tolist()
-        copies = [tokens[:length] for tokens, length in zip(tokens_of(found), keep, strict=True)]
-        columns = zip(found.evidence or (0,) * len(rows), copies, strict=True)
-        return GivenDraft(
+        keep = self._kept_copies(view, lengths, draft) if view.is_mixed else self._trimmed(draft, view).lengths.tolist()
+        copies = [tokens[:length] for tokens, length in zip(tokens_of(draft), keep, strict=True)]
+        columns = zip(draft.evidence or (0,) * len(rows), copies, strict=True)
+        return HostDraft(
             rows,
             copies,
             tuple(0 if copy else length for copy, length in zip(copies, drawn, strict=True)),
             tuple(kind if copy or not view.is_mixed else self._drawn_evidence for kind, copy in columns),
-            guesses_of(found),
+            guesses_of(draft),
         )
 
-    def without_copies(self, batch: Sequence[Row], drawn: tuple[int, ...]) -> GivenDraft:
+    def without_copies(self, batch: Sequence[Row], drawn: tuple[int, ...]) -> HostDraft:
         """For a round in which no row copies."""
-        return GivenDraft.without_copies(batch, drawn, self._drawn_evidence)
+        return HostDraft.without_copies(batch, drawn, self._drawn_evidence)
 
     def prepare(self, batch: Sequence[Row]) -> None:
         """Let a drafter that copies take in the texts so far while the device works on a round."""
@@ -154,17 +154,17 @@ class Drafting:
         if not any(lengths) and not any(copies or ()):
             return self._nothing(batch)
         assert self.drafter is not None
-        found: list[Draft] = []
+        copies_found: list[Draft] = []
 
         def keep_copies(draft: Draft) -> tuple[int, ...]:
-            found.append(draft)
+            copies_found.append(draft)
             return self._kept_copies(view, lengths, draft)
 
         context = self._context(batch, view, lengths, params)
         try:
             numbers = draft_uniforms(keys, self._num_draws(max(lengths)), self.rule) if any(lengths) else None
         except Exception as error:  # a drafter that cannot say how many numbers it draws
-            self.faults.report(self._given, error, PLAIN)
+            self.faults.report(self._users_drafter, error, PLAIN)
             return self._nothing(batch)
         context = replace(
             context,
@@ -176,8 +176,8 @@ class Drafting:
             draft = self._propose(self.drafter, context)
         if draft is None:
             return self._nothing(batch)
-        if found:
-            return Drafted(draft, guesses_of(found[0]))
+        if copies_found:
+            return Drafted(draft, guesses_of(copies_found[0]))
         guesses = guesses_of(draft)
         if draft.deterministic or draft.cuttable is not None:
             draft = self._trimmed(draft, view)
@@ -191,14 +191,14 @@ class Drafting:
         params = params_of(rows, device)
         return self._propose(self.copier, self._context(rows, view, rooms, params))
 
-    def _kept_copies(self, view: BatchView, lengths: tuple[int, ...], found: Draft) -> tuple[int, ...]:
+    def _kept_copies(self, view: BatchView, lengths: tuple[int, ...], draft: Draft) -> tuple[int, ...]:
         """How much of each copy to verify, where rows without one may be drawn drafts of `lengths`."""
-        copied: list[int] = found.lengths.tolist()
+        copied: list[int] = draft.lengths.tolist()
         if not any(copied):
             return tuple(copied)
-        known = zip(found.evidence or (0,) * len(copied), copied, strict=True)
+        known = zip(draft.evidence or (0,) * len(copied), copied, strict=True)
         seen = replace(
-            found,
+            draft,
             lengths=torch.tensor([copy or length for copy, length in zip(copied, lengths, strict=True)]),
             deterministic=False,
             cuttable=tuple(map(bool, copied)),
@@ -231,7 +231,7 @@ class Drafting:
         except CacheFull:  # nobody's fault: fewer rows will do
             raise
         except Exception as error:
-            self.faults.report(self._given, error, PLAIN)
+            self.faults.report(self._users_drafter, error, PLAIN)
             return None
 
     def observe(self, outcome: RoundOutcome) -> None:
@@ -274,7 +274,7 @@ class Drafting:
         try:
             getattr(self.drafter, verb)(*arguments)
         except Exception as error:
-            self.faults.report(self._given, error, PLAIN)
+            self.faults.report(self._users_drafter, error, PLAIN)
 
     def _nothing(self, batch: Sequence[Row]) -> Drafted:
         draft = empty_draft(len(batch), self.target.vocab_size, self.target.device)
@@ -306,15 +306,15 @@ class Drafting:
 
     def _check_shared(self) -> None:
         """Engines number their rows alike: a drafter that keeps state by these numbers mixes up two of them."""
-        known = vars(self._given) if hasattr(self._given, "__dict__") else {}
+        known = vars(self._users_drafter) if hasattr(self._users_drafter, "__dict__") else {}
         last: ReferenceType[Drafting] | None = known.get(LAST_USER)
         other = None if last is None else last()
         known[LAST_USER] = ref(self)
         if other is not None and other is not self and other._rows and not self._warned_of_sharing:
             self._warned_of_sharing = True
             warnings.warn(
-                f"{type(self._given).__name__} keeps rows of two decoders and cannot tell them apart, so drafts get "
-                "worse; make a second one, or give the class a method clone() that returns one without rows",
+                f"{type(self._users_drafter).__name__} keeps rows of two decoders and cannot tell them apart, so "
+                "drafts get worse; make a second one, or give the class a method clone() that returns one without rows",
                 ForerunWarning, stacklevel=4,
             )  # fmt: skip
 
@@ -323,7 +323,7 @@ class Drafting:
         try:
             return self.drafter.num_draws(longest)
         except Exception as error:
-            self.faults.report(self._given, error, PLAIN)
+            self.faults.report(self._users_drafter, error, PLAIN)
             return longest
 
     def _copy_lengths(self, view: BatchView) -> tuple[int, ...] | None:
@@ -350,7 +350,7 @@ class Drafting:
         return 0 if self.drafter is None else self.drafter.drawn_evidence
 
     @property
-    def _given(self) -> Any:
+    def _users_drafter(self) -> Any:
         """The user's own object, which errors are reported of."""
         return None if self.drafter is None else self.drafter.unwrapped
 

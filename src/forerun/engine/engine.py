@@ -41,7 +41,7 @@ from forerun.engine.device.warm_up import (
 )
 from forerun.engine.drafting import Drafting
 from forerun.engine.faults import Faults
-from forerun.engine.given import GivenDraft, Guess
+from forerun.engine.host_draft import Guess, HostDraft
 from forerun.engine.host_round import judge_prompts
 from forerun.engine.host_round import run as run_on_host
 from forerun.engine.host_share import HostShare
@@ -173,9 +173,9 @@ class Engine:
 
     def _connect(self, drafter: Drafter | None, policy: Policy) -> None:
         """Bring target, drafter and recorded rounds together."""
-        given = None if drafter is None else as_drafter(drafter)
-        with Evaluation(self._models(given)):
-            clone = None if given is None else given.clone()
+        original = None if drafter is None else as_drafter(drafter)
+        with Evaluation(self._models(original)):
+            clone = None if original is None else original.clone()
             self.drafting = Drafting(clone, policy, self.target, self.rule, self.faults)
             if clone is not None:
                 clone.bind(self.target, self.tokenizer)
@@ -481,7 +481,7 @@ class Engine:
         """
         self._is_plain = False
         ready, self._unjudged, self._owes_round = self._unjudged, [], True
-        rows, logits = [row for row, _ in ready], torch.stack([found for _, found in ready])
+        rows, logits = [row for row, _ in ready], torch.stack([row_logits for _, row_logits in ready])
         done = judge_prompts(rows, logits, target=self.target, rule=self.rule, runner=self.runner, clock=self.clock)
         self._commit_or_undo(done)
         for row in rows:
@@ -692,13 +692,13 @@ class Engine:
         """Send a round to the device, if it is one that the device can run by itself."""
         if not all(map(runner.takes, batch)):
             return False
-        view, given = self._view(batch, SIZES), None
+        view, host_draft = self._view(batch, SIZES), None
         if self.drafting.finds_copies:
-            given = self._find(runner, batch, view)
-            if given is None:
+            host_draft = self._find(runner, batch, view)
+            if host_draft is None:
                 return False
-        lengths = self.drafting.lengths(view) if given is None else given.lengths
-        if not runner.drafts and any(lengths if given is None else given.drawn):
+        lengths = self.drafting.lengths(view) if host_draft is None else host_draft.lengths
+        if not runner.drafts and any(lengths if host_draft is None else host_draft.drawn):
             return False
         if runner.may_reach_forced_token(batch, lengths):
             return False
@@ -709,7 +709,7 @@ class Engine:
         elif not runner.may_follow(lengths):
             return False
         try:
-            runner.launch(batch, lengths, view, self.drafting.is_fixed, given)
+            runner.launch(batch, lengths, view, self.drafting.is_fixed, host_draft)
         except CacheFull:  # for a second round, or for one that is shorter step by step
             return False
         except Exception as error:
@@ -717,7 +717,7 @@ class Engine:
             return False
         return True
 
-    def _find(self, runner: Runner, batch: list[Row], view: BatchView) -> GivenDraft | None:
+    def _find(self, runner: Runner, batch: list[Row], view: BatchView) -> HostDraft | None:
         """Copies for the coming round; None where it has to wait for the one under way, or to go step by step.
 
         While a round is under way, copies are looked for behind the text as far as it is known. If one is worth
@@ -725,15 +725,15 @@ class Engine:
         round is sent off without a copy. With a fixed length every round has the copy that it would have had.
         """
         if not runner.has_pending:
-            return self.drafting.given(batch, view)
-        under_way, found = runner.pending[-1].given, None
+            return self.drafting.host_draft(batch, view)
+        under_way, host_draft = runner.pending[-1].host_draft, None
         if under_way is not None and under_way.guesses is None and not self.drafting.is_fixed:
-            found, under_way = self.drafting.given(batch, view), under_way.of_running()
-            if found is None or [id(row) for row in under_way.rows] != [id(row) for row in batch]:
+            host_draft, under_way = self.drafting.host_draft(batch, view), under_way.of_running()
+            if host_draft is None or [id(row) for row in under_way.rows] != [id(row) for row in batch]:
                 return None
-            under_way = replace(under_way, copies=found.copies, guesses=found.guesses)
-            runner.pending[-1].given = under_way
-        drawn = self.drafting.lengths(view) if found is None else found.drawn
+            under_way = replace(under_way, copies=host_draft.copies, guesses=host_draft.guesses)
+            runner.pending[-1].host_draft = under_way
+        drawn = self.drafting.lengths(view) if host_draft is None else host_draft.drawn
         if under_way is None or under_way.has_copies or (self.drafting.is_fixed and any(drawn)):
             return None
         return self.drafting.without_copies(batch, drawn if view.is_mixed else (0,) * len(batch))

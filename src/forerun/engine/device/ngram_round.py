@@ -22,8 +22,8 @@ from forerun.types import Law
 class NgramRound(DeviceRound):
     """The work of a round over the rows of one table."""
 
-    def __init__(self, *given: Any) -> None:
-        super().__init__(*given)
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
         assert isinstance(self.drafter, DeviceNgrams)
         self.ngrams = self.drafter.on(self.table.device)
         shape = self.table.size, self.table.width, self.ngrams.most

@@ -74,9 +74,9 @@ class Recorder:
         self.rehearse(work, state, whole=True)
         agree(None)  # all have come to its end: nobody waits below for a rank that has not
         self._synchronize()
-        made: list[Work] = []
-        agree(_problem(lambda: made.append(self._captured(work))))
-        return made[0]
+        captured: list[Work] = []
+        agree(_problem(lambda: captured.append(self._captured(work))))
+        return captured[0]
 
     def on_all_ranks(self, step: Work) -> None:
         """A step in which no rank waits for another: where it fails on one, `agree` raises on all of them."""

@@ -175,8 +175,8 @@ class DeviceRound:
         kept = self.kept[: number * size] if self._has_kept else None
         # Behind the last step only copies go on: whatever stands there has to be readable, and is not used.
         index = order.turned if shape.steps is None else self._widened(order.turned, shape.drafted)
-        own = LogitLaw(logits, index, params, order.second, kept=kept)
-        drawn = own if self.ids is None else reduced(own, self.ids, self.vocab_size, self._places)
+        on_logits = LogitLaw(logits, index, params, order.second, kept=kept)
+        drawn = on_logits if self.ids is None else reduced(on_logits, self.ids, self.vocab_size, self._places)
         return drawn if shape.steps is None else MixedLaw(self.table.is_copied, (drawn, copies))
 
     def _widened(self, index: Tensor, width: int) -> Tensor:
@@ -209,6 +209,6 @@ class _Order:
 
 def reduced(law: LogitLaw, ids: Tensor, vocab_size: int, places: Tensor | None) -> ReducedLaw:
     """A draft's law on its own `ids`, whose `places` were looked up before anything was recorded."""
-    made = ReducedLaw(law, ids, vocab_size)
-    made.__dict__["places"] = places  # a cached property
-    return made
+    reduced_law = ReducedLaw(law, ids, vocab_size)
+    reduced_law.__dict__["places"] = places  # a cached property
+    return reduced_law

@@ -50,7 +50,7 @@ class RowTable:
         self.values = torch.zeros(columns, max(size, EVEN), **zeros)[:, :size]  # type: ignore[call-overload]
         self.asked = torch.zeros(size, **zeros)  # type: ignore[call-overload]
         # What the host found: draft lengths, whether it is a copy, its tokens. `take_copies` moves them into the block.
-        self.given = torch.zeros(size, 1 + width, dtype=torch.int64, device=device)
+        self.sent_copies = torch.zeros(size, 1 + width, dtype=torch.int64, device=device)
         block = torch.zeros(size, 1 + width, **zeros)  # type: ignore[call-overload]
         result = torch.zeros(size, HEAD + width - 1, **zeros)  # type: ignore[call-overload]
         column = dict(zip(NUMBERS, self.values, strict=False))
@@ -123,7 +123,7 @@ class RowTable:
         self.has_options = any(map(wants_options, rows))
         self.alternatives = _alternatives(rows, self.vocab_size)
         law = LawParams.stack([row.request.params for row in rows])
-        columns = [_numbers(row, own) for row, own in zip(rows, slots, strict=True)]
+        columns = [_numbers(row, row_slots) for row, row_slots in zip(rows, slots, strict=True)]
         columns += [_dummy_numbers(dummy)] * (self.size - len(rows))
         repeat = torch.arange(self.size).clamp(max=len(rows) - 1)  # a dummy has the last row's law: no flag changes
         numbers = torch.tensor(columns, dtype=torch.int64).T
@@ -159,7 +159,7 @@ class RowTable:
         self.rows = ()
         dummies, count = self.size - len(past), max(map(len, blocks))
         tokens = [[*block, *[0] * (count - len(block))] for block in (*blocks, *[[0]] * dummies)]
-        copy_into(self.slots, torch.tensor([own.slot for own in (*slots, *[dummy] * dummies)]))
+        copy_into(self.slots, torch.tensor([each.slot for each in (*slots, *[dummy] * dummies)]))
         copy_into(self.row_state.past, torch.tensor([*past, *[1] * dummies]))
         copy_into(self.row_state.block[:, 1 : 1 + count], torch.tensor(tokens))
 
@@ -191,17 +191,17 @@ class RowTable:
         of_rows = [next(left) if row.finish_reason is None else (0, ()) for row in self.rows]
         of_rows += [(0, ())] * (self.size - len(of_rows))
         numbers = [[n, bool(copy), *copy, *[0] * (self.width - 1 - len(copy))] for n, copy in of_rows]
-        copy_into(self.given, torch.tensor(numbers, dtype=torch.int64))
+        copy_into(self.sent_copies, torch.tensor(numbers, dtype=torch.int64))
 
     @property
     def is_copied(self) -> Tensor:
         """[R] int64, 1 for rows whose draft was found by the host, in a round for which any was."""
-        return self.given[:, 1]
+        return self.sent_copies[:, 1]
 
     def take_copies(self, number: int) -> None:
         """Of what was sent, lengths and the first `number` tokens: work of a recorded round."""
-        self.asked.copy_(self.given[:, 0])
-        self.row_state.block[:, 2 : 2 + number].copy_(self.given[:, 2 : 2 + number])
+        self.asked.copy_(self.sent_copies[:, 0])
+        self.row_state.block[:, 2 : 2 + number].copy_(self.sent_copies[:, 2 : 2 + number])
 
 
 def covering(params: LawParams) -> LawParams:

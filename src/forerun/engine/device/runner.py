@@ -46,7 +46,7 @@ from forerun.engine.device.shapes import (
     table_width,
 )
 from forerun.engine.device.tree_round import NOTES, TreeRound
-from forerun.engine.given import GivenDraft
+from forerun.engine.host_draft import HostDraft
 from forerun.engine.row import Progress, Row, TokenLogprob
 from forerun.engine.stats import Seconds
 from forerun.errors import ForerunWarning, RankLost, UnsupportedModel
@@ -91,7 +91,7 @@ class PendingRound:
     buffer: ReadBuffer
     round_number: int  # of the view its lengths were asked with
     idle_seconds: float | None  # how long the device had waited for it; None where that is not known
-    given: GivenDraft | None  # what the host found for it, perhaps after it was launched
+    host_draft: HostDraft | None  # what the host found for it, perhaps after it was launched
     alternatives: int | None  # whose log-probabilities were looked up
 
     @property
@@ -188,8 +188,8 @@ class Runner:
     @property
     def _is_overheard(self) -> bool:
         """Whether anybody but the drafter listens to the target: recorded rounds hand hidden states to no one else."""
-        own = None if self.drafter is None else self.drafter.observer
-        return any(observer is not own for observer in self.target.observers)
+        drafter_observer = None if self.drafter is None else self.drafter.observer
+        return any(observer is not drafter_observer for observer in self.target.observers)
 
     def may_score(self) -> bool:
         """Whether the target's pass can be recorded work."""
@@ -244,15 +244,15 @@ class Runner:
         lengths: Sequence[int],
         view: BatchView,
         is_fixed: bool = False,
-        given: GivenDraft | None = None,
+        host_draft: HostDraft | None = None,
     ) -> None:
-        """Start a round without waiting for anything; `given` are drafts that the host found behind all its tokens.
+        """Start a round without waiting for anything; `host_draft` is what the host found behind all its tokens.
 
         Lengths that are fixed, or among those offered, are recorded at once; but near the end of all budgets every
         round has another length, and none of them is.
         """
         if self.drafter is not None:
-            copied = (0,) * len(lengths) if given is None else given.copied
+            copied = (0,) * len(lengths) if host_draft is None else host_draft.copied
             lengths = [copy or min(length, self.drafter.most) for length, copy in zip(lengths, copied, strict=True)]
         longest = max(lengths)
         device_round = self._fill_table(rows, self._num_places(longest))
@@ -265,10 +265,10 @@ class Runner:
         count = bucket(self._num_tokens(number) + 1)
         table.deactivate_finished()
         steps: int | None = None
-        if given is not None and given.has_copies:
+        if host_draft is not None and host_draft.has_copies:
             assert not self.pending, "a copy needs the tokens of the round before"
-            table.send_copies(lengths, given.copies)
-            drawn = max(given.drawn)
+            table.send_copies(lengths, host_draft.copies)
+            drawn = max(host_draft.drawn)
             pairs = (pair for pair in self._warm_copies if longest <= pair[0] < table.width and pair[1] >= drawn)
             number, steps = min(pairs, default=(number, min(number, drawn if is_fixed else round_up_draft(drawn))))
             count = bucket(self._num_tokens(number) + 1)
@@ -292,7 +292,9 @@ class Runner:
         idle = self._idle_seconds() if self.recorder.seconds == recorded else None
         if not self.pending:
             self._began = self.clock()
-        self.pending.append(PendingRound(table.rows, shape, buffer, view.round_number, idle, given, table.alternatives))
+        self.pending.append(
+            PendingRound(table.rows, shape, buffer, view.round_number, idle, host_draft, table.alternatives)
+        )
 
     def collect(self) -> VerifiedRound:
         """Wait for the oldest pending round and read what became of its rows that are still running."""
@@ -307,7 +309,7 @@ class Runner:
         drafts = [numbers[HEAD : HEAD + numbers[3]] for numbers in result.tolist()]
         blocks = [[row.history[-1], *draft] for row, draft in zip(rows, drafts, strict=True)]
         verdict = Verdict(result[:, 0], result[:, 1], result[:, 2].bool())
-        given = None if pending.given is None else pending.given.of_running()
+        host_draft = None if pending.host_draft is None else pending.host_draft.of_running()
         return VerifiedRound(
             rows,
             blocks,
@@ -320,10 +322,10 @@ class Runner:
             score_again=self._score_again,
             steps=pending.shape.drafted,
             drawn=pending.shape.drawn if self.drafts else 0,
-            evidence=None if given is None else given.evidence,
-            copied=None if given is None else tuple(not drawn for drawn in given.drawn),
-            guesses=None if given is None else given.guesses,
-            wanted=None if given is None else given.copied,
+            evidence=None if host_draft is None else host_draft.evidence,
+            copied=None if host_draft is None else tuple(not drawn for drawn in host_draft.drawn),
+            guesses=None if host_draft is None else host_draft.guesses,
+            wanted=None if host_draft is None else host_draft.copied,
             idle_seconds=pending.idle_seconds,
         )
 
@@ -335,12 +337,12 @@ class Runner:
             return []
         number, numbers = pending.alternatives, pending.buffer.logprobs[pending.alternatives][running].tolist()
         kept, following = verdict.num_accepted.tolist(), verdict.next_token.tolist()
-        found = []
+        logprobs = []
         for place, row, block, accepted, last in zip(running, numbers, blocks, kept, following, strict=True):
             wanted = pending.rows[place].request.logprobs
             tokens = () if wanted is None else (*block[1 : 1 + accepted], last)
-            found.append([_token_logprob(*pair, number, wanted or 0) for pair in zip(tokens, row, strict=False)])
-        return found
+            logprobs.append([_token_logprob(*pair, number, wanted or 0) for pair in zip(tokens, row, strict=False)])
+        return logprobs
 
     def _score_again(self, row: Row, block: Sequence[int]) -> Tensor:
         """The target's logits [n, V] behind a row that failed, which no recording keeps; keys stay as they are."""

@@ -29,8 +29,8 @@ NOTES = 2  # last places of a row's block: the depth of its tree, and whether no
 class TreeRound(DeviceRound):
     """The work of a round over the rows of one table; those without a draft are plain ones."""
 
-    def __init__(self, *given: Any) -> None:
-        super().__init__(*given)
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
         assert isinstance(self.drafter, DeviceTree)
         self.grower = self.drafter
         # Of the trees of a round: [R, W] parents and laws of nodes, [R] how many there are.

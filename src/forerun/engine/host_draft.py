@@ -18,7 +18,7 @@ class Guess(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class GivenDraft:
+class HostDraft:
     """What the host has for a round: copies for some rows, and how much is to be drawn for the others."""
 
     rows: tuple[Row, ...]
@@ -41,14 +41,14 @@ class GivenDraft:
         return tuple(map(max, self.copied, self.drawn))
 
     @classmethod
-    def without_copies(cls, rows: Sequence[Row], drawn: tuple[int, ...], evidence: int) -> GivenDraft:
+    def without_copies(cls, rows: Sequence[Row], drawn: tuple[int, ...], evidence: int) -> HostDraft:
         number = len(rows)
         return cls(tuple(rows), ((),) * number, drawn, (evidence,) * number)
 
-    def of_running(self) -> GivenDraft:
+    def of_running(self) -> HostDraft:
         """The same without rows that have finished since."""
         places = [place for place, row in enumerate(self.rows) if row.finish_reason is None]
-        return GivenDraft(
+        return HostDraft(
             tuple(self.rows[place] for place in places),
             [self.copies[place] for place in places],
             tuple(self.drawn[place] for place in places),
