@@ -267,18 +267,18 @@ def shares_rows(drafter: Drafter) -> bool:
     return type(drafter).admit is not Drafter.admit and type(drafter).clone is Drafter.clone
 
 
-def copied_draft(found: Sequence[tuple[list[int], int]], context: DraftContext) -> Draft:
+def copied_draft(copies: Sequence[tuple[list[int], int]], context: DraftContext) -> Draft:
     """A deterministic draft of each row's tokens, with the evidence behind them."""
-    lengths = [len(tokens) for tokens, _ in found]
+    lengths = [len(tokens) for tokens, _ in copies]
     width = max(lengths, default=0)
-    padded = [tokens + [0] * (width - len(tokens)) for tokens, _ in found]
-    tokens = torch.tensor(padded, dtype=torch.int64, device=context.device).view(len(found), width)
+    padded = [tokens + [0] * (width - len(tokens)) for tokens, _ in copies]
+    tokens = torch.tensor(padded, dtype=torch.int64, device=context.device).view(len(copies), width)
     return Draft(
         tokens=tokens,
         lengths=torch.tensor(lengths, dtype=torch.int64, device=context.device),
         law=PointMass(tokens, context.vocab_size),
         deterministic=True,
-        evidence=tuple(evidence for _, evidence in found),
+        evidence=tuple(evidence for _, evidence in copies),
     )
 
 

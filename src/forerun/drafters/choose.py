@@ -47,8 +47,8 @@ def default_drafter(target: PreTrainedModel) -> Drafter:
     if folder is None:
         # With or without the copy the same texts are looked up: seeded calls draft by lookup alone, and whether there
         # is a copy depends on the memory that is free.
-        own = unasked(target)
-        return PromptLookup() if own is None else Chain(PromptLookup(), own)
+        self_draft = unasked(target)
+        return PromptLookup() if self_draft is None else Chain(PromptLookup(), self_draft)
     trained = from_folder(folder)
     return trained if folder == drafts.WHISPER else behind_lookup(trained)
 

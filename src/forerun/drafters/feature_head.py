@@ -39,18 +39,19 @@ class FeatureSteps:
 
     def roots(self, rows: Sequence[int]) -> Tensor:
         hidden = self.trunk.catch_up([self.context.rows[b] for b in rows], [self.context.histories[b] for b in rows])
-        for b, own in zip(rows, hidden, strict=True):
-            self._hidden[b].append(own)
+        for b, row_hidden in zip(rows, hidden, strict=True):
+            self._hidden[b].append(row_hidden)
         return self.trunk.logits(hidden)
 
     def behind(self, rows: Sequence[int], tokens: Sequence[Sequence[int]], parents: Sequence[Sequence[int]]) -> Tensor:
-        features = [self._hidden[b][parent + 1] for b, own in zip(rows, parents, strict=True) for parent in own]
-        for b, own in zip(rows, parents, strict=True):
-            self._parents[b] += own
+        features = []
+        for b, row_parents in zip(rows, parents, strict=True):
+            features += [self._hidden[b][parent + 1] for parent in row_parents]
+            self._parents[b] += row_parents
         numbers, trees = [self.context.rows[b] for b in rows], [self._parents[b] for b in rows]
         hidden = self.trunk.branch(numbers, torch.stack(features), tokens, trees)
-        for b, own in zip(rows, hidden.split([len(own) for own in tokens]), strict=True):
-            self._hidden[b] += own.unbind()
+        for b, row_hidden in zip(rows, hidden.split(list(map(len, tokens))), strict=True):
+            self._hidden[b] += row_hidden.unbind()
         return self.trunk.logits(hidden)
 
     def close(self) -> None:

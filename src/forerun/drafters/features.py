@@ -110,8 +110,8 @@ class Features:
         """Run the target's last layer for positions that are `wanted` of each row and have not been through it."""
         self._store()
         parts = [
-            (row, range(max(span.start, own.start), min(span.stop, own.stop)))
-            for row, own in zip(rows, wanted, strict=True)
+            (row, range(max(span.start, positions.start), min(span.stop, positions.stop)))
+            for row, positions in zip(rows, wanted, strict=True)
             for span in self._unfinished.get(row, ())
         ]
         if parts := [(row, part) for row, part in parts if part]:

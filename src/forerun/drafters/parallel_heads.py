@@ -60,8 +60,8 @@ class HeadSteps:
 
     def behind(self, rows: Sequence[int], tokens: Sequence[Sequence[int]], parents: Sequence[Sequence[int]]) -> Tensor:
         asked = []
-        for b, own in zip(rows, parents, strict=True):
-            new = [1 if parent < 0 else self._depths[b][parent] + 1 for parent in own]
+        for b, row_parents in zip(rows, parents, strict=True):
+            new = [1 if parent < 0 else self._depths[b][parent] + 1 for parent in row_parents]
             self._depths[b] += new
             asked += [(self._place[b], depth) for depth in new]
         places, depths = map(list, zip(*asked, strict=True))

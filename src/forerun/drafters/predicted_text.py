@@ -57,11 +57,11 @@ class _Follower:
         if self.letters.find(last[-ORDERS[0] :], 0, end) < 0:  # as most often: one look, and not one for each order
             return
         for n in reversed(range(ORDERS[0], len(last) + 1)):
-            found = self.letters.find(last[-n:], max(self.left_at - n + 1, 0), end)
-            if found < 0:
-                found = self.letters.rfind(last[-n:], 0, end)
-            if found >= 0:
-                self.place, self.agreed = found + n, n
+            place = self.letters.find(last[-n:], max(self.left_at - n + 1, 0), end)
+            if place < 0:
+                place = self.letters.rfind(last[-n:], 0, end)
+            if place >= 0:
+                self.place, self.agreed = place + n, n
                 return
 
     def guess(self, room: int) -> tuple[list[int], int]:
@@ -110,11 +110,11 @@ class PredictedText(Drafter):
 
     def propose(self, context: DraftContext) -> Draft:
         rooms = context.copy_lengths or context.max_lengths
-        found = [
+        guesses = [
             self._guess(row, history, min(room, self.max_tokens), context.vocab_size)
             for row, history, room in zip(context.rows, context.histories, rooms, strict=True)
         ]
-        return copied_draft(found, context)
+        return copied_draft(guesses, context)
 
     def rewind(self, rows: Sequence[int], lengths: Sequence[int]) -> None:
         """Nothing: each round reads what the row's text has become."""

@@ -127,8 +127,8 @@ def free_bytes() -> int:
         told = Path("/proc/meminfo").read_text(encoding="ascii")
     except OSError:
         return 0
-    found = re.search(r"MemAvailable:\s*(\d+) kB", told)
-    return int(found[1]) * 1024 if found else 0
+    match = re.search(r"MemAvailable:\s*(\d+) kB", told)
+    return int(match[1]) * 1024 if match else 0
 
 
 def _promise(stored: BlockFormat | None) -> float:

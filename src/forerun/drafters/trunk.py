@@ -174,7 +174,7 @@ class Trunk:
 
         `trees` are the parents of all guessed pairs of each row, these included.
         """
-        counts, flat = [len(own) for own in tokens], [token for own in tokens for token in own]
+        counts, flat = list(map(len, tokens)), [token for row_tokens in tokens for token in row_tokens]
         return self.body.run(rows, counts, self.inputs(torch.tensor(flat, device=hidden.device), hidden), trees)
 
     @torch.inference_mode()
