@@ -156,7 +156,7 @@ def rotate_and_write(
 
 
 def write_latents(
-    made: Tensor,  # [N, Q + L + T]
+    projected: Tensor,  # [N, Q + L + T]
     query_norm: Norm | None,
     latent_norm: Norm,
     cos: Tensor,  # [N, T]
@@ -167,11 +167,11 @@ def write_latents(
     heads: LatentHeads,
 ) -> Tensor:  # [N, Q]
     """Latents and shared keys into the cache, what queries are made of normed; see `forerun.math.latent`."""
-    new = (made, query_norm, latent_norm, cos, sin, addresses, latents, shared_keys, heads)
-    if not why_not_triton(made.device):
+    new = (projected, query_norm, latent_norm, cos, sin, addresses, latents, shared_keys, heads)
+    if not why_not_triton(projected.device):
         from forerun.kernels.attention import latent as kernel
 
-        if kernel.why_not(made, latents, shared_keys) is None:
+        if kernel.why_not(projected, latents, shared_keys) is None:
             return kernel.write_latents(*new)
     return latent_reference.write_latents(*new)
 
@@ -217,9 +217,9 @@ def project(
         from forerun.kernels.linear import project as kernel
 
         return kernel.project(x, weight, bias, norm, residual, activation, multiplier)
-    made = _linear(x, weight, bias, norm, activation)
-    made = made if multiplier == 1 else multiplier * made
-    return made if residual is None else residual + made
+    product = _linear(x, weight, bias, norm, activation)
+    product = product if multiplier == 1 else multiplier * product
+    return product if residual is None else residual + product
 
 
 def project_into(out: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> None:

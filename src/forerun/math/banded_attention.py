@@ -51,16 +51,16 @@ def attend_bands(
     for slot, past, count in zip(rows.slots, rows.past, rows.counts, strict=True):
         first = max(0, past + 1 - bands.window) if bands.window else 0  # nobody sees what lies before
         k, v = (pool[slot : slot + 1, :, first : past + count] for pool in (keys, values))
-        own = query[start : start + count]
+        queries = query[start : start + count]
         start += count
         if count == 1:  # a row that decodes beside a prompt sees all of these; heads that share a key are its queries
-            folded = own.reshape(1, k.shape[1], -1, own.shape[2])
-            parts.append(softmax_product(folded, k, v, None, scale, 1).reshape(1, own.shape[1], -1))
+            folded = queries.reshape(1, k.shape[1], -1, queries.shape[2])
+            parts.append(softmax_product(folded, k, v, None, scale, 1).reshape(1, queries.shape[1], -1))
             continue
         # Heads lie side by side in the cache. Where that is a power of two of bytes, a head's keys get into each
         # other's way in the caches of a processor; one copy costs little beside many queries.
         k, v = (part.contiguous() if count >= FEW else part for part in (k, v))
-        parts += _attend_row(own.transpose(0, 1)[None], k, v, bands, scale)
+        parts += _attend_row(queries.transpose(0, 1)[None], k, v, bands, scale)
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 

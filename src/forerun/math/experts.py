@@ -37,8 +37,8 @@ def run_experts(
     for expert in chosen.unique().tolist():
         rows, place = (chosen == expert).nonzero(as_tuple=True)
         pairs = _product(x[rows], weights.first[expert], weights.first_bias, expert)
-        made = _product(_gated(pairs, weights), weights.second[expert], weights.second_bias, expert)
-        out.index_add_(0, rows, made.float() * shares[rows, place, None].float())
+        outputs = _product(_gated(pairs, weights), weights.second[expert], weights.second_bias, expert)
+        out.index_add_(0, rows, outputs.float() * shares[rows, place, None].float())
     return out.to(x.dtype)
 
 
@@ -49,9 +49,9 @@ class Identities:
     share: Tensor  # [N, 1] of all of them together
     is_alone: Tensor  # [N, 1] whether the row has chosen nothing else
 
-    def added(self, made: Tensor, x: Tensor) -> Tensor:
+    def added(self, outputs: Tensor, x: Tensor) -> Tensor:
         """[N, H]: what the other experts made, and the identities' part of x."""
-        return made.masked_fill(self.is_alone, 0) + (self.share * x).to(made.dtype)
+        return outputs.masked_fill(self.is_alone, 0) + (self.share * x).to(outputs.dtype)
 
 
 def without_identities(shares: Tensor, chosen: Tensor, count: int) -> tuple[Tensor, Tensor, Identities]:
@@ -61,9 +61,9 @@ def without_identities(shares: Tensor, chosen: Tensor, count: int) -> tuple[Tens
     expert makes of a row may be no number. A row of identities alone has the first expert; `Identities` drops it.
     """
     is_identity, lowest = chosen >= count, chosen.amin(-1, keepdim=True)
-    own = Identities(shares.masked_fill(~is_identity, 0).sum(-1, keepdim=True), is_alone=lowest >= count)
-    stand_in = lowest.masked_fill(own.is_alone, 0)
-    return shares.masked_fill(is_identity, 0), torch.where(is_identity, stand_in, chosen), own
+    identities = Identities(shares.masked_fill(~is_identity, 0).sum(-1, keepdim=True), is_alone=lowest >= count)
+    stand_in = lowest.masked_fill(identities.is_alone, 0)
+    return shares.masked_fill(is_identity, 0), torch.where(is_identity, stand_in, chosen), identities
 
 
 def _product(x: Tensor, weight: Tensor, bias: Tensor | None, expert: int) -> Tensor:

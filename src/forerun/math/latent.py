@@ -39,14 +39,14 @@ class LatentHeads:
 
 def turned(states: Tensor, cos: Tensor, sin: Tensor, heads: LatentHeads) -> Tensor:
     """[N, H, T] rotated by angles [N, T]."""
-    found = rotated(states, cos, sin, heads.interleaved)
+    turned_states = rotated(states, cos, sin, heads.interleaved)
     if not (heads.interleaved and heads.in_halves):
-        return found
-    return torch.cat([found[..., ::2], found[..., 1::2]], dim=-1)
+        return turned_states
+    return torch.cat([turned_states[..., ::2], turned_states[..., 1::2]], dim=-1)
 
 
 def write_latents(
-    made: Tensor,  # [N, Q + L + T]: what queries are made of, the latent, the shared key
+    projected: Tensor,  # [N, Q + L + T]: what queries are made of, the latent, the shared key
     query_norm: Norm | None,
     latent_norm: Norm,
     cos: Tensor,  # [N, T]
@@ -58,7 +58,7 @@ def write_latents(
 ) -> Tensor:  # [N, Q]
     """Latents, normed, and shared keys, rotated, into the cache; the first part, normed where there is a norm."""
     size, turning = latents.shape[-1], heads.turning
-    query, latent, key = made.split([made.shape[1] - size - turning, size, turning], dim=-1)
+    query, latent, key = projected.split([projected.shape[1] - size - turning, size, turning], dim=-1)
     latent = normed(latent, latent_norm) * heads.multiplier
     write(latent[:, None], turned(key[:, None], cos, sin, heads), addresses, latents, shared_keys)
     return query if query_norm is None else normed(query, query_norm)
@@ -122,12 +122,12 @@ def attend_prompts(
     states = torch.cat([states[..., : heads.plain], turning], dim=-1)
     outs, start = [], 0
     for place, (past, count) in enumerate(zip(rows.past, rows.counts, strict=True)):
-        own, shared = (keys_of(pool, rows, place, table)[0] for pool in (latents, shared_keys))
-        made = F.linear(own, weight).unflatten(-1, (heads.num_heads, -1)).transpose(0, 1)
-        plain, values = made.split([heads.plain, heads.value], dim=-1)
+        row_latents, shared = (keys_of(pool, rows, place, table)[0] for pool in (latents, shared_keys))
+        expanded = F.linear(row_latents, weight).unflatten(-1, (heads.num_heads, -1)).transpose(0, 1)
+        plain, values = expanded.split([heads.plain, heads.value], dim=-1)
         keys = torch.cat([plain, shared[None].expand(heads.num_heads, -1, -1)], dim=-1)
-        mine = states[start : start + count].transpose(0, 1)
-        mixed = attend_prompt(mine[None], keys[None], values[None], past, scale.factor)
+        queries = states[start : start + count].transpose(0, 1)
+        mixed = attend_prompt(queries[None], keys[None], values[None], past, scale.factor)
         outs.append(mixed[0].transpose(0, 1).flatten(1))
         start += count
     return outs[0] if len(outs) == 1 else torch.cat(outs)

@@ -70,13 +70,13 @@ def draft_ngrams(
 
     The law is shaped by the row's own temperature, top-k, top-p and min-p. It is told in float32, as all laws are.
     """
-    digits, numbers, own = digits_of(table, recent, known), uniforms.cpu().numpy(), _on_cpu(params)
+    digits, numbers, row_params = digits_of(table, recent, known), uniforms.cpu().numpy(), _on_cpu(params)
     shape = (*numbers.shape, table.most)
     tokens, ids, probs = np.zeros(shape[:2], np.int64), np.zeros(shape, np.int64), np.zeros(shape, np.float32)
     rows = np.arange(len(numbers))
     for i in range(numbers.shape[1]):
         ids[:, i], weights = _continuations(table, find(table, digits)[0])
-        law = _shape(weights, own)
+        law = _shape(weights, row_params)
         probs[:, i] = law
         tokens[:, i] = ids[rows, i, _draw(law, numbers[:, i])]
         digits = np.concatenate([tokens[:, i : i + 1] + 1, digits], axis=1)[:, : table.order - 1]

@@ -66,6 +66,6 @@ def panel_parts(raw: Tensor) -> tuple[Tensor, Tensor]:
 def look_up(raw: Tensor, ids: Tensor) -> Tensor:
     """The rows of these ids [n], float32 [n, K]."""
     panels = raw.view(len(raw) // PANEL, -1).index_select(0, ids // PANEL)  # which refuses negative ids
-    own = torch.arange(len(ids)) * PANEL + ids % PANEL
+    places = torch.arange(len(ids)) * PANEL + ids % PANEL
     numbers, scales = panel_parts(panels.view(len(ids) * PANEL, raw.shape[1]))
-    return scales[own, None] * numbers[own]
+    return scales[places, None] * numbers[places]

@@ -43,7 +43,7 @@ def _with_weights(
     query: Tensor, keys: Tensor, values: Tensor, is_causal: bool, factor: float | None
 ) -> tuple[Tensor, Tensor]:
     """Attention by cuDNN, and the logarithm of the sum of each token's weights, [1, Hq, n, 1] float32."""
-    made = torch.ops.aten._scaled_dot_product_cudnn_attention(
+    results = torch.ops.aten._scaled_dot_product_cudnn_attention(
         query, keys, values, None, True, 0.0, is_causal, False, scale=factor
     )
-    return made[0], made[1].reshape(*query.shape[:3], 1)
+    return results[0], results[1].reshape(*query.shape[:3], 1)

@@ -160,9 +160,9 @@ def linear(
     if isinstance(x, Tensor) and scheme.rounds_rows:
         x = RoundedRows(*rounded_rows(x, scheme), x.dtype)
     if isinstance(x, RoundedRows):
-        made = F.linear(x.values.float(), values.float()) * x.scales.unsqueeze(-1) * scales.float().T
+        product = F.linear(x.values.float(), values.float()) * x.scales.unsqueeze(-1) * scales.float().T
     elif scheme.is_packed:
-        made = F.linear(x.float(), dense(values, scales, scheme))
+        product = F.linear(x.float(), dense(values, scales, scheme))
     else:
-        made = F.linear(x.float(), values.float()) * scales.float().T
-    return (made if bias is None else made + bias.float()).to(x.dtype)
+        product = F.linear(x.float(), values.float()) * scales.float().T
+    return (product if bias is None else product + bias.float()).to(x.dtype)

@@ -75,9 +75,9 @@ class Heads:
 
     def split(self, projected: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """[N, (Hq + 2 Hk) * D] as the weight makes it -> queries, keys and values [N, heads, D]."""
-        made = projected.unflatten(-1, (-1, self.size))
-        made = made if self.order is None else made[:, self.order]
-        query, keys, values = made.split([self.num_queries, self.num_keys, self.num_keys], dim=1)
+        in_heads = projected.unflatten(-1, (-1, self.size))
+        in_heads = in_heads if self.order is None else in_heads[:, self.order]
+        query, keys, values = in_heads.split([self.num_queries, self.num_keys, self.num_keys], dim=1)
         return query, keys, values
 
 
@@ -142,9 +142,9 @@ def project(
     multiplier: float = 1.0,
 ) -> Tensor:  # [R, N]
     """residual + multiplier * activation(norm(x) @ weight.T + bias)."""
-    made = activated(F.linear(x if norm is None else normed(x, norm), weight, bias), activation)
-    made = made if multiplier == 1 else multiplier * made
-    return made if residual is None else residual + made
+    product = activated(F.linear(x if norm is None else normed(x, norm), weight, bias), activation)
+    product = product if multiplier == 1 else multiplier * product
+    return product if residual is None else residual + product
 
 
 def gate(
