@@ -142,10 +142,11 @@ def _causal(target: PreTrainedModel, options: TrainOptions, tokens: Tensor | Non
         student = CausalStudent(model, target.get_input_embeddings())
         return InitialStudent(student, _shared_head(target, tokens), ("embedding", "head"))
     if tokens is not None:
-        given = options.draft_vocabulary is not None
+        what, remedy = "has a reduced vocabulary", "share=False"
+        if options.draft_vocabulary is not None:
+            what, remedy = "has a head of its own", "draft_vocabulary"
         raise InvalidArgument(
-            f"{options.start!r} {'has a head of its own' if given else 'has a reduced vocabulary'}, and a reduced "
-            f"vocabulary needs the target's; leave {'draft_vocabulary' if given else 'share=False'} out"
+            f"{options.start!r} {what}, and a reduced vocabulary needs the target's; leave {remedy} out"
         )
     head = SharedHead(target.get_output_embeddings(), None, model.get_output_embeddings())
     return InitialStudent(CausalStudent(model, None), head, ())

@@ -107,15 +107,15 @@ def roll_out(
     Each step runs over the whole row again: the layers are few, and nothing can go stale.
     """
     tokens = tokens.clone()
-    given = None if features is None else features.clone()
+    features = None if features is None else features.clone()
     row = torch.arange(len(tokens), device=tokens.device)
     for step in range(length):
         now = (cuts + step).clamp(max=tokens.shape[1] - 2)
-        hidden = student.once(tokens, given)[row, now]
+        hidden = student.once(tokens, features)[row, now]
         law = torch.softmax(hidden.float() @ head.weight.float().T, dim=-1)
         drawn = head.name(torch.multinomial(law, 1, generator=generator)[:, 0])
         fits = cuts + step < tokens.shape[1] - 1
         tokens[row, now + 1] = torch.where(fits, drawn, tokens[row, now + 1])
-        if given is not None:
-            given[row, now] = torch.where(fits[:, None], hidden.to(given.dtype), given[row, now])
+        if features is not None:
+            features[row, now] = torch.where(fits[:, None], hidden.to(features.dtype), features[row, now])
     return tokens

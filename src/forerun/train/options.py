@@ -198,12 +198,12 @@ class TrainOptions:
 
     def _check_shape(self) -> None:
         causal = self.kind == "causal"
-        given = [name for name in ("layers", "start", "config") if getattr(self, name) is not None]
-        _check(len(given) <= 1, " and ".join(given), "given", "cannot be used together: choose where to begin from")
+        starts = [name for name in ("layers", "start", "config") if getattr(self, name) is not None]
+        _check(len(starts) <= 1, " and ".join(starts), "given", "cannot be used together: choose where to begin from")
         _check(causal or self.share, "share", self.share, f"cannot be off: a {self.kind} draft reads the target's head")
         _check(causal or self.config is None, "config", self.config, "is for causal drafts; use num_layers or layers")
-        own = not self.share or self.config is not None
-        _check(not own or self.draft_vocabulary is None, "draft_vocabulary", self.draft_vocabulary,
+        has_own_head = not self.share or self.config is not None
+        _check(not has_own_head or self.draft_vocabulary is None, "draft_vocabulary", self.draft_vocabulary,
                "needs the target's head: a draft with a head of its own keeps the whole vocabulary")  # fmt: skip
         _check(self.kind != "parallel" or not self.rollout_share, "rollout_share", self.rollout_share,
                "must be 0: parallel heads do not read drafted tokens")  # fmt: skip

@@ -76,16 +76,16 @@ class FeatureStudent(HeadStudent):
 
     def forward(self, tokens: Tensor, features: Tensor | None) -> Tensor:
         assert features is not None
-        embeddings, given = self.embed(_following(tokens)), features
+        embeddings = self.embed(_following(tokens))
         positions = torch.arange(tokens.shape[1], device=tokens.device)
         cache = DynamicCache()
         passes = []
         for s in range(1, self.depth + 1):
-            mask = None if s == 1 else as_mask(unrolled_mask(s, positions), self.head.body, given.dtype)
-            inputs = self.head.inputs(embeddings, given.to(embeddings.dtype))
+            mask = None if s == 1 else as_mask(unrolled_mask(s, positions), self.head.body, features.dtype)
+            inputs = self.head.inputs(embeddings, features.to(embeddings.dtype))
             hidden = _run(self.head.body, inputs, positions, mask, cache if self.depth > 1 else None)
             passes.append(_shifted(hidden, 1))
-            given = torch.cat((hidden[:, :1], hidden[:, :-1]), dim=1)  # pair i goes on from the estimate of f_i
+            features = torch.cat((hidden[:, :1], hidden[:, :-1]), dim=1)  # pair i goes on from the estimate of f_i
         return torch.stack(passes)
 
     def once(self, tokens: Tensor, features: Tensor | None) -> Tensor:
