@@ -120,15 +120,15 @@ class BlockPool:
         if start:
             node = self._node[blocks[start - 1]]
         for index, block in enumerate(blocks[start:], start):
-            own = tuple(tokens[index * self.size : (index + 1) * self.size])
+            text = tuple(tokens[index * self.size : (index + 1) * self.size])
             before = self._node.get(block)
-            if before is not None and before.parent is node and own[: len(before.tokens)] == before.tokens != own:
+            if before is not None and before.parent is node and text[: len(before.tokens)] == before.tokens != text:
                 self._unlist(before)
-            child = node.children.get(own)
+            child = node.children.get(text)
             if child is None:
-                if not own or block in self._node:
+                if not text or block in self._node:
                     break
-                child = node.children[own] = self._node[block] = PrefixNode(own, block, node)
+                child = node.children[text] = self._node[block] = PrefixNode(text, block, node)
             node = child
         if not self._roots[source].children:
             del self._roots[source]

@@ -151,9 +151,9 @@ class PagedCache(KeyValueCache):
     @change
     def begin(self, row: int, tokens: Sequence[int], source: Source | None = None) -> int:
         assert not self._length[row]
-        found = self.pool.find(tokens, source)
-        rest = found.num_partial if found.num_partial >= min(WORTH_COPYING, self.block_size // 2) else 0
-        self._share(row, found.blocks, found.partial, rest)
+        prefix = self.pool.find(tokens, source)
+        rest = prefix.num_partial if prefix.num_partial >= min(WORTH_COPYING, self.block_size // 2) else 0
+        self._share(row, prefix.blocks, prefix.partial, rest)
         return self._length[row]
 
     @change
@@ -297,16 +297,16 @@ class PagedCache(KeyValueCache):
         for block in reversed(self._blocks[row]):
             self.pool.drop(block)
         self._table[self._slot[row]] = SCRATCH
-        own = self._blocks[row] = list(blocks)
-        self._length[row] = len(own) * self.block_size
+        row_blocks = self._blocks[row] = list(blocks)
+        self._length[row] = len(row_blocks) * self.block_size
         if rest:
             self.pool.hold(partial)  # taking a block may give away one that nobody holds
             if self.pool.num_available:
-                own.append(self.pool.take())
-                self._copy_block(partial, own[-1], rest)
+                row_blocks.append(self.pool.take())
+                self._copy_block(partial, row_blocks[-1], rest)
                 self._length[row] += rest
             self.pool.drop(partial)
-        self._table[self._slot[row], : len(own)] = torch.tensor(own, dtype=torch.int32)
+        self._table[self._slot[row], : len(row_blocks)] = torch.tensor(row_blocks, dtype=torch.int32)
         self._changed.add(self._slot[row])
         self._send_table()
 

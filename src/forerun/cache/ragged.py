@@ -206,7 +206,7 @@ class RaggedCache(KeyValueCache):
 
 
 def _resized(pool: Tensor, num_slots: int, capacity: int) -> Tensor:
-    made = pool.new_zeros(num_slots, capacity, *pool.shape[2:])
+    resized = pool.new_zeros(num_slots, capacity, *pool.shape[2:])
     slots, keys = min(num_slots, pool.shape[0]), min(capacity, pool.shape[1])
-    made[:slots, :keys] = pool[:slots, :keys]
-    return made
+    resized[:slots, :keys] = pool[:slots, :keys]
+    return resized

@@ -302,7 +302,7 @@ class CostModel(Policy):
         tokens: int,
     ) -> float:
         """Seconds that such drafts save while each row gains `tokens`."""
-        kept = self._ask.worth.expected([sum(own[:length]) for own, length in zip(survival, lengths, strict=True)])
+        kept = self._ask.worth.expected([sum(row[:length]) for row, length in zip(survival, lengths, strict=True)])
         taken = score[min(sum(lengths), len(score) - 1)] + draft[max(lengths)]
         return tokens * (score[0] - taken / (1 + kept / len(lengths)))
 
@@ -479,7 +479,7 @@ def _one_of(lengths: Sequence[int], reading: Sequence[float]) -> list[int]:
 
 def _of_drafted(seconds: Sequence[float], lengths: Sequence[int]) -> float:
     """Of the rows that have a draft."""
-    return sum(own for own, length in zip(seconds, lengths, strict=True) if length)
+    return sum(row_seconds for row_seconds, length in zip(seconds, lengths, strict=True) if length)
 
 
 def _run(outcome: RoundOutcome) -> int:

@@ -109,9 +109,9 @@ def best_copies(
         for takers in _takers(copies, worth):
             lengths, left, kept = [0] * rows, list(drawn), list(others)
             for row in takers:
-                own = sum(copies[row][:size])
-                if own >= others[row]:  # a copy is there already, a drawn draft costs time
-                    lengths[row], left[row], kept[row] = min(size, len(copies[row])), 0, own
+                expected = sum(copies[row][:size])
+                if expected >= others[row]:  # a copy is there already, a drawn draft costs time
+                    lengths[row], left[row], kept[row] = min(size, len(copies[row])), 0, expected
             rate = (rows + worth.expected(kept)) / prices.of(list(map(max, lengths, left)), max(left))
             if any(lengths) and rate > best_rate:
                 best, best_rate = tuple(lengths), rate

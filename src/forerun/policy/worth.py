@@ -55,7 +55,7 @@ class Worth:
 
     def _ahead(self, kept: Sequence[float]) -> float:
         """Rounds that are not needed at all."""
-        left = (tokens - own for tokens, own in zip(self.tokens_left, kept, strict=True))
+        left = (tokens - row_kept for tokens, row_kept in zip(self.tokens_left, kept, strict=True))
         return max(self.tokens_left) - max(left)
 
     def weights(self, rows: int) -> list[float]:
