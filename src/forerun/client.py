@@ -184,11 +184,11 @@ class ApiClient:
     async def _connect(self) -> Connection:
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
-                made = await asyncio.open_connection(self._host, self._port, ssl=self._ssl, limit=LONGEST_LINE)
+                streams = await asyncio.open_connection(self._host, self._port, ssl=self._ssl, limit=LONGEST_LINE)
         except OSError as error:  # a timeout is one
             remedy = "start one with `forerun serve`, or check the address"
             raise ServerError(f"no server answers at {self.url} ({_reason(error)}): {remedy}") from error
-        return Connection(*made)
+        return Connection(*streams)
 
     def _request(self, method: str, path: str, body: Mapping[str, Any] | None) -> bytes:
         payload = b"" if body is None else json.dumps(body).encode()

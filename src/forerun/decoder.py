@@ -137,14 +137,14 @@ class SpeculativeDecoder:
 
     def _engine_of_rank(self, ranks: Coordinator | Worker, drafter: Any) -> Engine:
         """On rank 0 the engine that decodes; on the others one that is only asked what it can do."""
-        made: list[Engine] = []
+        engines: list[Engine] = []
 
         def make() -> None:
-            made.append(self._new_engine(self._new_scorer(), _drafter(drafter, self.target), self.policy))
+            engines.append(self._new_engine(self._new_scorer(), _drafter(drafter, self.target), self.policy))
 
         ranks.call(make)
         with on_every_rank(self.target):  # what it is asked needs no counterparts
-            return made[0] if made else self._new_engine(self._new_scorer(), None, self.policy)
+            return engines[0] if engines else self._new_engine(self._new_scorer(), None, self.policy)
 
     def __getstate__(self) -> NoReturn:
         """For `pickle` and `copy`, which would otherwise tell of a lock that they have met somewhere within."""

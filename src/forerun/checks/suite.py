@@ -131,9 +131,9 @@ def _rows(name: str, prompts: Any, tokenizer: Any, vocab_size: int) -> list[list
     """Token ids of each prompt."""
     if isinstance(prompts, Tensor):
         return unpadded(prompts, None, name, vocab_size)
-    given = prompts.tolist() if getattr(prompts, "ndim", 1) == 2 else prompts
+    rows = prompts.tolist() if getattr(prompts, "ndim", 1) == 2 else prompts
     remedy = "must be a list of texts, or of lists of token ids"
-    return list_of(name, given, partial(_row, tokenizer=tokenizer, vocab_size=vocab_size), remedy)
+    return list_of(name, rows, partial(_row, tokenizer=tokenizer, vocab_size=vocab_size), remedy)
 
 
 def _row(name: str, prompt: Any, tokenizer: Any, vocab_size: int) -> list[int]:

@@ -123,8 +123,8 @@ def _text(data: TaskData, tokenizer: Any, context: int | None, settings: EvalSet
 
 def _keywords(settings: EvalSettings, budget: int, stops: tuple[str, ...]) -> dict[str, Any]:
     """Only what was asked for: the decoder's defaults stay its own."""
-    given = {"top_p": settings.top_p, "top_k": settings.top_k, "max_time": settings.max_time}
-    keywords: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    options = {"top_p": settings.top_p, "top_k": settings.top_k, "max_time": settings.max_time}
+    keywords: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
     if settings.num_sequences > 1:
         keywords["num_return_sequences"] = settings.num_sequences
     if stops:

@@ -19,8 +19,8 @@ def peak_bytes(pid: int) -> int | None:
         status = Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace")
     except OSError:
         return None
-    found = PEAK.search(status)
-    return int(found[1]) * 1024 if found else None
+    match = PEAK.search(status)
+    return int(match[1]) * 1024 if match else None
 
 
 def peak_of_script(script: str, *words: str) -> int | None:
@@ -34,5 +34,5 @@ def peak_of_script(script: str, *words: str) -> int | None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise ForerunError(f"a process to measure memory ended with {done.returncode}: {done.stderr.strip()[-300:]}")
-    found = PEAK.search(done.stdout)
-    return int(found[1]) * 1024 if found else None
+    match = PEAK.search(done.stdout)
+    return int(match[1]) * 1024 if match else None

@@ -163,13 +163,13 @@ def _endless(
 ) -> Generator[TimedRound, None, None]:
     """Round after round, batch after batch; an error where no batch has a round, which would be looked for for ever."""
     while True:
-        found = False
+        has_rounds = False
         for batch in batches:
             with closing(full_rounds(runner, batch, choose)) as rounds:  # Python 3.12 leaves it open with this one
                 for timed in rounds:
-                    found = True
+                    has_rounds = True
                     yield timed
-        if not found:
+        if not has_rounds:
             raise InvalidArgument(
                 f"{runner.name}: texts of {batches[0].new_tokens} tokens are over before a round can be timed; raise "
                 "max_new_tokens"

@@ -125,8 +125,8 @@ class DeviceLayout:
 
 def layouts(shape: ModelShape, settings: DeviceSettings) -> list[DeviceLayout]:
     """All that fit: copies of 1, 2, 4 ... devices whose number divides the heads. None fit: an error that says why."""
-    found = [_layout(shape, settings, split) for split in splits(shape, settings.devices)]
-    fitting = [layout for layout in found if layout is not None]
+    tried = (_layout(shape, settings, split) for split in splits(shape, settings.devices))
+    fitting = [layout for layout in tried if layout is not None]
     if not fitting:
         _refuse_keys(shape, settings)
         needed = shape.stored * shape.bytes_each / 1e9 / (settings.memory * (1 - RESERVED))
