@@ -52,11 +52,11 @@ def ragged(model: PreTrainedModel, states: RaggedStates) -> Iterator[None]:
 
 
 def _configs(model: PreTrainedModel) -> list[Any]:
-    found = getattr(model, "_forerun_configs", None)
-    if found is None:
-        found = list({id(m.config): m.config for m in model.modules() if hasattr(m, "config")}.values())
-        model._forerun_configs = found
-    return found
+    configs = getattr(model, "_forerun_configs", None)
+    if configs is None:
+        configs = list({id(m.config): m.config for m in model.modules() if hasattr(m, "config")}.values())
+        model._forerun_configs = configs
+    return configs
 
 
 def forget_configs(model: PreTrainedModel) -> None:
@@ -81,9 +81,9 @@ def attention(
     states = current_states.get()
     if states is None:  # another thread has the model in a pass, this one does not
         more = {"softcap": softcap, "s_aux": s_aux, "position_bias": position_bias}
-        given = others | {name: value for name, value in more.items() if value is not None}
+        keywords = others | {name: value for name, value in more.items() if value is not None}
         theirs: tuple[Tensor, None] = own_attention(module)(
-            module, query, key, value, attention_mask, scaling=scaling, dropout=dropout, **given
+            module, query, key, value, attention_mask, scaling=scaling, dropout=dropout, **keywords
         )
         return theirs
     if not others.keys() <= HARMLESS:

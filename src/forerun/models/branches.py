@@ -59,11 +59,11 @@ def _among_new(count: int, parents: Sequence[int], width: int) -> Flags:
 
 def _ancestors(parents: Sequence[int]) -> Flags:
     """[M, M]: each node, and those it descends from."""
-    found = np.eye(len(parents), dtype=np.bool_)
+    ancestors = np.eye(len(parents), dtype=np.bool_)
     for node, parent in enumerate(parents):
         if parent >= 0:
-            found[node] |= found[parent]
-    return found
+            ancestors[node] |= ancestors[parent]
+    return ancestors
 
 
 def _of_row(past: int, count: int, parents: Sequence[int], span: int) -> tuple[Integers, Flags]:

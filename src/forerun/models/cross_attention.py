@@ -145,10 +145,10 @@ class SourceTable:
             self._written = [slots, lengths]
             self.table.copy_(torch.tensor(self._written, dtype=torch.int32))
 
-    def cross_states(self, states: RaggedStates, sources: Sources, own: Reach) -> CrossStates:
-        """What a pass over the rows of `own` sees of their sources."""
-        slots, lengths = self.table.index_select(1, own.slots).unbind()
-        reach = Reach(slots, lengths, own.starts, own.most_tokens, sources.cache.capacity, across=True)
+    def cross_states(self, states: RaggedStates, sources: Sources, self_reach: Reach) -> CrossStates:
+        """What a pass over the rows of `self_reach` sees of their sources."""
+        slots, lengths = self.table.index_select(1, self_reach.slots).unbind()
+        reach = Reach(slots, lengths, self_reach.starts, self_reach.most_tokens, sources.cache.capacity, across=True)
         return CrossStates(states, sources.cache, (), (), (), reach)
 
 
@@ -157,10 +157,10 @@ Projections = Callable[[Tensor], tuple[Tensor, Tensor]]  # [M, H] states -> keys
 
 def projections(decoder: nn.Module) -> list[Projections]:
     """How each layer of a decoder makes cross-attention's keys and values."""
-    found: list[Any] = [m for name, m in decoder.named_modules() if name.rsplit(".", 1)[-1] in CROSS_NAMES]
-    if not found:
+    modules: list[Any] = [m for name, m in decoder.named_modules() if name.rsplit(".", 1)[-1] in CROSS_NAMES]
+    if not modules:
         raise UnsupportedModel(f"{type(decoder).__name__} has no cross-attention named {' or '.join(CROSS_NAMES)}")
-    return [_projection(module) for module in found]
+    return [_projection(module) for module in modules]
 
 
 def _projection(module: Any) -> Projections:

@@ -89,20 +89,20 @@ class Encoder:
     @torch.inference_mode()
     def run(self, sources: Sequence[Source]) -> tuple[list[Tensor], dict[Source, str]]:
         """States [S, H] of each source, and why some cannot be read: those have one state of zeros."""
-        made: dict[int, Tensor] = {}
+        states_of: dict[int, Tensor] = {}
         unread: dict[Source, str] = {}
         for i, source in enumerate(sources):
             try:
                 self.check(source)  # a draft's were not before; ids out of range end a GPU's work for good
             except InvalidArgument as error:
-                unread[source], made[i] = str(error), self._nothing()
+                unread[source], states_of[i] = str(error), self._nothing()
             else:
                 if (states := self._states(source)) is not None:
-                    made[i] = states.to(self.device, self.dtype)
-        rest = [i for i in range(len(sources)) if i not in made]
+                    states_of[i] = states.to(self.device, self.dtype)
+        rest = [i for i in range(len(sources)) if i not in states_of]
         for batch in _batches(rest, [_size(source) for source in sources]):
-            made |= zip(batch, self._run_some([sources[i] for i in batch], unread), strict=True)
-        return [made[i] for i in range(len(sources))], unread
+            states_of |= zip(batch, self._run_some([sources[i] for i in batch], unread), strict=True)
+        return [states_of[i] for i in range(len(sources))], unread
 
     def _run_some(self, sources: Sequence[Source], unread: dict[Source, str]) -> list[Tensor]:
         """A batch that fails is tried one by one: a source that cannot be read takes nobody along."""

@@ -313,7 +313,7 @@ def context_length(config: Any) -> int | None:
     """
     if (config.model_type == "falcon" and config.alibi) or config.model_type == "bloom":
         return None
-    limit = next((found for name in LIMITS if (found := getattr(config, name, None))), None)
+    limit = next((positions for name in LIMITS if (positions := getattr(config, name, None))), None)
     if config.model_type == "moshi":  # its cache forgets what lies before the window, which its mask knows nothing of
         limit = min(limit or config.sliding_window, config.sliding_window)
     if config.model_type == "big_bird" and config.attention_type == "block_sparse":  # full attention until then
@@ -326,6 +326,6 @@ def context_length(config: Any) -> int | None:
 
 
 def _rope_settings(config: Any) -> list[dict[str, Any]]:
-    found = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
-    nested = [value for value in found.values() if isinstance(value, dict)]
-    return nested or [found]
+    rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    nested = [value for value in rope.values() if isinstance(value, dict)]
+    return nested or [rope]

@@ -32,10 +32,10 @@ def mask(
     """The model's own mask rule at each row's own positions."""
     states = current_states.get()
     if states is None:  # another thread has the model in a pass, this one does not
-        made: Tensor | None = ALL_MASK_ATTENTION_FUNCTIONS[own_name(others["config"])](
+        theirs: Tensor | None = ALL_MASK_ATTENTION_FUNCTIONS[own_name(others["config"])](
             mask_function=mask_function, dtype=dtype, **others
         )
-        return made
+        return theirs
     if states.cross is not None and mask_function is bidirectional_mask_function:
         return None  # every source has its own length, which `CrossStates` knows
     if mask_function is bidirectional_mask_function:
@@ -66,9 +66,9 @@ def dense_mask(states: RaggedStates, mask_function: Callable[..., Tensor]) -> Te
 
 def dense_mask_of(states: RaggedStates, rule: MaskRule) -> Tensor | None:
     """The mask of a rule, for layers that the kernels do not cover; made once, so that its id stays."""
-    if not rule.made:
-        rule.made.append(dense_mask(states, rule.function))
-    return rule.made[0]
+    if not rule.dense:
+        rule.dense.append(dense_mask(states, rule.function))
+    return rule.dense[0]
 
 
 def known_window(mask_function: Callable[..., Tensor]) -> int | None:

@@ -37,11 +37,11 @@ class PaddedRows:
         longest = max(rows.past)
         places = torch.arange(longest + len(step)) - (longest - past)
         pieces, kept = cache.locate(rows, places.clamp(min=0).minimum(past + counts - 1))
-        return cls(*(made.to(device) for made in (tokens, step < counts, places, pieces[:, None], kept[:, None])))
+        return cls(*(part.to(device) for part in (tokens, step < counts, places, pieces[:, None], kept[:, None])))
 
-    def packed(self, made: Tensor) -> Tensor:
+    def packed(self, padded: Tensor) -> Tensor:
         """[B, T, ..] -> [N, ..], pads left out."""
-        return made[self.is_real]
+        return padded[self.is_real]
 
     def rows_of(self, pool: Tensor) -> Tensor:
         """[pieces, H, keys, D] -> [B, H, S, D], contiguous: what a model's own cache would return."""

@@ -34,7 +34,7 @@ class Renamed:
     """A configuration that some pass has set; models may share one."""
 
     config: Any
-    own: str  # the implementation it had before
+    original: str  # the implementation it had before
     models: set[int] = field(default_factory=set)  # ids of those that have it in a pass
 
 
@@ -74,26 +74,26 @@ def replacing(changes: Sequence[tuple[Any, str, Callable[..., Any]]]) -> Iterato
             module.__dict__[name] = in_passes(ours, getattr(module, name))
         yield
     finally:
-        for module, name, own in before:
-            if own is None:
+        for module, name, original in before:
+            if original is None:
                 module.__dict__.pop(name, None)
             else:
-                module.__dict__[name] = own
+                module.__dict__[name] = original
 
 
-def in_passes(ours: Callable[..., Any], own: Callable[..., Any]) -> Callable[..., Any]:
-    """`ours` where it is called from within a pass of the same thread, `own` elsewhere."""
+def in_passes(ours: Callable[..., Any], theirs: Callable[..., Any]) -> Callable[..., Any]:
+    """`ours` where it is called from within a pass of the same thread, `theirs` elsewhere."""
 
     def chosen(*arguments: Any, **named: Any) -> Any:
-        return ours(*arguments, **named) if _inside.get() else own(*arguments, **named)
+        return ours(*arguments, **named) if _inside.get() else theirs(*arguments, **named)
 
     return chosen
 
 
 def own_name(config: Any) -> str:
     """The attention implementation that a configuration has outside passes."""
-    found = _renamed.get(id(config))
-    name: str = config._attn_implementation_internal if found is None else found.own
+    renamed = _renamed.get(id(config))
+    name: str = config._attn_implementation_internal if renamed is None else renamed.original
     return "eager" if name == NAME else name  # a model that was copied while another thread had it in a pass
 
 
@@ -106,8 +106,8 @@ def own_attention(module: nn.Module) -> Callable[..., Any]:
             f"{type(module).__name__} is called by one thread while another decodes with the same model; let one of "
             "them wait, or load the model twice"
         )
-    found: Callable[..., Any] = ALL_ATTENTION_FUNCTIONS.get_interface(name, eager)
-    return found
+    function: Callable[..., Any] = ALL_ATTENTION_FUNCTIONS.get_interface(name, eager)
+    return function
 
 
 def _rename(model: nn.Module, configs: Sequence[Any]) -> None:
@@ -125,5 +125,5 @@ def _restore(model: nn.Module) -> None:
         for entry in [entry for entry in _renamed.values() if id(model) in entry.models]:
             entry.models.discard(id(model))
             if not entry.models:
-                entry.config._attn_implementation_internal = entry.own
+                entry.config._attn_implementation_internal = entry.original
                 del _renamed[id(entry.config)]

@@ -54,9 +54,9 @@ def is_compiled(module: nn.Module) -> bool:
 def own_forward(module: nn.Module) -> Any:
     """The function that somebody has put in the place of a class's forward; None where that one runs in the end, be it
     compiled or within what accelerate does around it."""
-    own = module.__dict__.get("_old_forward" if hasattr(module, "_hf_hook") else "forward")
-    own = getattr(own, COMPILED_FROM, own)
-    function = getattr(own, "__func__", own)
+    forward = module.__dict__.get("_old_forward" if hasattr(module, "_hf_hook") else "forward")
+    forward = getattr(forward, COMPILED_FROM, forward)
+    function = getattr(forward, "__func__", forward)
     return None if function is type(module).forward else function
 
 

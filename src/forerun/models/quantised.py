@@ -46,11 +46,11 @@ def describe_weights(model: PreTrainedModel) -> str:
 
 def method_of(model: PreTrainedModel) -> str | None:
     """By which method a model was quantised before it was loaded; None where transformers knows of none."""
-    found: Any = getattr(model.config, "quantization_config", None)
-    if found is None:
+    config: Any = getattr(model.config, "quantization_config", None)
+    if config is None:
         return None
-    method = found.get("quant_method") if isinstance(found, dict) else getattr(found, "quant_method", None)
-    return str(getattr(method, "value", method) or type(found).__name__)
+    method = config.get("quant_method") if isinstance(config, dict) else getattr(config, "quant_method", None)
+    return str(getattr(method, "value", method) or type(config).__name__)
 
 
 def _kind(weight: Any) -> str | None:

@@ -47,7 +47,7 @@ class MaskRule:
     stub: Tensor  # [1, 1, N, 0], kept so that nothing else gets its id
     function: Callable[..., Tensor]  # transformers' own, to make the mask from if need be
     reach: Reach
-    made: list[Tensor | None] = field(default_factory=list)  # the mask, once somebody needed it
+    dense: list[Tensor | None] = field(default_factory=list)  # the mask, once somebody needed it
     bands: list[Bands] = field(default_factory=list)  # the same for attention block by block
 
 

@@ -88,12 +88,14 @@ class StaticPass:
     def steps(self, slots: Tensor, past: Tensor, count: int, number: int, span: int) -> list[StaticRows]:
         """The same for `number` passes, each one token further on: made at once, because small kernels add up."""
         cache = self.scorer.cache
-        made = ops.lay_out(slots, past, count, number, cache.piece, self._most, cache.table, self.scorer.kernels)
+        layout = ops.lay_out(slots, past, count, number, cache.piece, self._most, cache.table, self.scorer.kernels)
         longest = span if cache.table is None else min(span, cache.capacity)
-        reach = Reach(made.slots, made.ends[0], self._starts(slots.shape[0], count), count, longest, table=cache.table)
+        reach = Reach(
+            layout.slots, layout.ends[0], self._starts(slots.shape[0], count), count, longest, table=cache.table
+        )
         return [
             StaticRows(p, a, replace(reach, lengths=e))
-            for p, a, e in zip(made.positions, made.addresses, made.ends, strict=True)
+            for p, a, e in zip(layout.positions, layout.addresses, layout.ends, strict=True)
         ]
 
     def tree(self, slots: Tensor, past: Tensor, depths: Tensor, seen: Tensor, span: int) -> StaticRows:
@@ -127,16 +129,16 @@ class StaticPass:
         if last is not None:
             keep = torch.arange(tokens.numel(), device=tokens.device).view_as(tokens)[:, -last:].flatten()
             return self.logits_at(tokens, rows, keep)
-        found: Tensor = self._call(self.scorer.model, tokens.flatten(), rows).logits[0]
-        return found
+        logits: Tensor = self._call(self.scorer.model, tokens.flatten(), rows).logits[0]
+        return logits
 
     def logits_at(self, tokens: Tensor, rows: StaticRows, keep: Tensor) -> Tensor:
         """[R, T] -> [K, V] after the tokens at `keep` [K] among all R * T."""
         if self.has_head:
             return self.head(self.hidden(tokens, rows)[keep])
         options: dict[str, Any] = {"logits_to_keep": keep} if self.picks_logits else {}
-        found: Tensor = self._call(self.scorer.model, tokens.flatten(), rows, **options).logits[0]
-        return found if self.picks_logits else found[keep]
+        logits: Tensor = self._call(self.scorer.model, tokens.flatten(), rows, **options).logits[0]
+        return logits if self.picks_logits else logits[keep]
 
     @property
     def has_head(self) -> bool:
@@ -147,16 +149,16 @@ class StaticPass:
         """Last hidden states [R * T, H], row by row, of token ids [R, T] or embeddings [R * T, H]."""
         new = new if new.is_floating_point() else new.flatten()
         if self._body is None:
-            made: Tensor = self._call(self.scorer.modules.decoder, new, rows).last_hidden_state[0]
-            return made
+            states: Tensor = self._call(self.scorer.modules.decoder, new, rows).last_hidden_state[0]
+            return states
         return self._body.hidden_at(new, rows.positions, rows.addresses, rows.reach, self.scorer.cache)
 
     def logits_and_hidden(self, tokens: Tensor, rows: StaticRows) -> tuple[Tensor, Tensor]:
         """Both [R * T, ..], where the model's own modules make the logits."""
-        made: list[Any] = []
-        with self.scorer.modules.watching(made):
+        outputs: list[Any] = []
+        with self.scorer.modules.watching(outputs):
             logits: Tensor = self._call(self.scorer.model, tokens.flatten(), rows).logits[0]
-        return logits, made[0].last_hidden_state[0]
+        return logits, outputs[0].last_hidden_state[0]
 
     def head(self, hidden: Tensor) -> Tensor:
         assert self._body is not None

@@ -134,10 +134,10 @@ def measured(model: PreTrainedModel) -> dict[str, float]:
     from forerun.kernels.cpu.measured import remembered
     from forerun.kernels.cpu.threads import most_threads
 
-    found: dict[str, float] = remembered(
+    timed: dict[str, float] = remembered(
         f"body {_signature(model)} threads {most_threads()}", lambda: _measure(model, most_threads())
     )
-    return found
+    return timed
 
 
 def _measure(model: PreTrainedModel, most: int) -> dict[str, float]:
@@ -176,11 +176,11 @@ def longest_pass(model: PreTrainedModel, threads: int) -> int | None:
     from forerun.kernels.cpu.measured import remembered
     from forerun.kernels.cpu.threads import most_threads
 
-    found: int | None = remembered(
+    longest: int | None = remembered(
         f"longest tiled pass {_signature(model)} threads {threads} of {most_threads()}",
         lambda: _measure_longest_pass(model, threads),
     )
-    return found
+    return longest
 
 
 def _measure_longest_pass(model: PreTrainedModel, threads: int) -> int | None:
@@ -220,10 +220,10 @@ def measured_whisper(model: PreTrainedModel) -> dict[str, float]:
 
     config = model.config
     shape = f"{_stored(model.get_decoder())} heads {config.decoder_attention_heads} over {config.max_source_positions}"
-    found: dict[str, float] = remembered(
+    timed: dict[str, float] = remembered(
         f"whisper body {shape} threads {most_threads()}", lambda: _measure_whisper(model)
     )
-    return found
+    return timed
 
 
 def _measure_whisper(model: PreTrainedModel) -> dict[str, float]:
@@ -242,8 +242,8 @@ def _measure_whisper(model: PreTrainedModel) -> dict[str, float]:
         for tokens in WHISPER_TIMED:
             step(min(tokens, len(past)))
 
-    found: dict[str, float] = seconds({name: partial(both, step) for name, step in steps.items()})
-    return found
+    timed: dict[str, float] = seconds({name: partial(both, step) for name, step in steps.items()})
+    return timed
 
 
 def _stepper(body: Body, past: Tensor, sources: SourcesRead | None = None) -> Callable[[int], None]:

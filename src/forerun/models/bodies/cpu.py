@@ -68,8 +68,8 @@ def odd_sizes(decoder: Decoder) -> Iterator[str]:
             yield "latents that go through a weight stored narrow"
         mlp = layer.mlp.shared if isinstance(layer.mlp, Experts) else layer.mlp
         sizes |= {} if mlp is None else {"MLP": readers.shape_of(mlp.second)[1]}
-        if (own := layer.experts) is not None:
-            sizes |= {"experts": min(own.module.down_proj.shape[1:])}
+        if (block := layer.experts) is not None:
+            sizes |= {"experts": min(block.module.down_proj.shape[1:])}
         whole = PANEL if any(map(is_in_panels, _divided(layer))) else LANES
         for what, number in sizes.items():
             if number % whole:
@@ -126,12 +126,12 @@ class CpuBody(DescribedBody):
             if self.decoder.value_size is not None:
                 self._add_latents(x, begin, positions, starts)
             says = self.decoder.layers[begin].late_experts
-            made = None if says is None else self._from_experts(x, begin, says)
+            change = None if says is None else self._from_experts(x, begin, says)
             self._run_layers(x.numpy(), positions, starts, begin, end)
             self._add_experts(x, end - 1)
             if late is not None:
                 x += late
-            begin, late = end, made
+            begin, late = end, change
 
     def _run_layers(
         self, x: Floats, positions: Ints, starts: Ints, begin: int, end: int, only: int = stack.WHOLE
@@ -150,9 +150,9 @@ class CpuBody(DescribedBody):
         assert isinstance(says, LatentAttention)
         norms.norms(x.numpy(), self._layers[index]["before_attention"], inner.numpy())
         cos, sin = torch.from_numpy(self._angles[says.angles][positions]).chunk(2, dim=-1)
-        made = torch.cat([self._product(inner, part) for part in says.down], dim=-1)
+        projected = torch.cat([self._product(inner, part) for part in says.down], dim=-1)
         query = latent.write_latents(
-            made, says.query_norm, says.latent_norm, cos, sin, torch.from_numpy(starts + positions), *pool.flat,
+            projected, says.query_norm, says.latent_norm, cos, sin, torch.from_numpy(starts + positions), *pool.flat,
             says.heads,
         )  # fmt: skip
         query = query if says.query_up is None else self._product(query, says.query_up)
@@ -171,10 +171,10 @@ class CpuBody(DescribedBody):
         layer = self.decoder.layers[index]
         if not isinstance(layer.mlp, Experts):
             return
-        made = self._from_experts(x, index, layer.mlp)
+        change = self._from_experts(x, index, layer.mlp)
         if layer.after_mlp is not None:
-            norms.norms(made.numpy(), self._layers[index]["after_mlp"], made.numpy())
-        x += layer.multiplier * made
+            norms.norms(change.numpy(), self._layers[index]["after_mlp"], change.numpy())
+        x += layer.multiplier * change
 
     def _from_experts(self, x: Tensor, index: int, says: Experts) -> Tensor:
         """What experts make of the norm before a layer's MLP."""
@@ -184,14 +184,14 @@ class CpuBody(DescribedBody):
         identities = None
         if says.has_identities:
             shares, chosen, identities = without_identities(shares, chosen, len(weights.second))
-        made = experts.run_experts(inner, chosen, shares, weights, self.num_threads)
+        outputs = experts.run_experts(inner, chosen, shares, weights, self.num_threads)
         if identities is not None:
-            made = identities.added(made, inner)
+            outputs = identities.added(outputs, inner)
         if says.shared is not None:
             pairs = torch.cat([self._product(inner, part) for part in says.shared.first], dim=-1)
             other = self._product(gated(pairs, says.shared.activation), says.shared.second)
-            made += other if says.shared_gate is None else torch.sigmoid(says.shared_gate(inner)) * other
-        return made
+            outputs += other if says.shared_gate is None else torch.sigmoid(says.shared_gate(inner)) * other
+        return outputs
 
     def _prepare(self, cache: KeyValueCache, longest: int, tokens: int) -> None:
         """Addresses of the cache as they are now, and room to work."""
@@ -223,9 +223,9 @@ class CpuBody(DescribedBody):
         for entry, layer in zip(self._layers, says.layers, strict=True):
             _fill(entry, layer, says)
         self._experts = {
-            index: expert_weights(own.module, own.activation)
+            index: expert_weights(block.module, block.activation)
             for index, layer in enumerate(says.layers)
-            if (own := layer.experts) is not None
+            if (block := layer.experts) is not None
         }
         everywhere = range(1, len(says.layers) + 1)
         behind = {index + 1 for index in self._experts}
@@ -259,13 +259,13 @@ def _heads(attention: Attention | LatentAttention, says: Decoder) -> Ints:
     """[heads + 2 key heads, 3] addresses of each head's weight rows, product and bias, queries, keys, values."""
     if isinstance(attention, LatentAttention):
         return np.zeros((says.num_heads + 2 * says.num_key_heads, 3), dtype=np.int64)  # never looked at
-    found = []
+    heads = []
     for product in attention.qkv:
         weight, bias = by_outputs(product), product.bias
         for first in range(0, len(weight), says.head_size):
-            found.append((row_address(weight, first), product_of(weight), row_address(bias, first)))
-    order = range(len(found)) if attention.head_order is None else attention.head_order
-    return np.array([found[head] for head in order], dtype=np.int64)
+            heads.append((row_address(weight, first), product_of(weight), row_address(bias, first)))
+    order = range(len(heads)) if attention.head_order is None else attention.head_order
+    return np.array([heads[head] for head in order], dtype=np.int64)
 
 
 def _fill(entry: Any, layer: DecoderLayer, says: Decoder) -> None:

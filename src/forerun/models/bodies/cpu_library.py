@@ -139,12 +139,12 @@ class LibraryBody(cpu.CpuBody):
             pointwise.norm_rows(x.numpy(), self._layers, index, True, inner.numpy(), threads)
         width = int(self._layers[index]["inner"])
         for part, some in zip(delta.split(INNER_TOKENS), inner.split(INNER_TOKENS), strict=True):
-            made = some.new_empty(len(layer.mlp.first), len(some), by_outputs(layer.mlp.first[0]).shape[0])
-            for product, out in zip(layer.mlp.first, made, strict=True):
+            gate_up = some.new_empty(len(layer.mlp.first), len(some), by_outputs(layer.mlp.first[0]).shape[0])
+            for product, out in zip(layer.mlp.first, gate_up, strict=True):
                 _multiply(some, product, out, room)
-            stride, to_up = made.shape[2], width if len(made) == 1 else made[0].numel()
-            pointwise.activate_rows(made.view(-1).numpy(), len(some), stride, to_up, self._layers, index, threads)
-            _multiply(made[0, :, :width], layer.mlp.second, part, room)
+            stride, to_up = gate_up.shape[2], width if len(gate_up) == 1 else gate_up[0].numel()
+            pointwise.activate_rows(gate_up.view(-1).numpy(), len(some), stride, to_up, self._layers, index, threads)
+            _multiply(gate_up[0, :, :width], layer.mlp.second, part, room)
         pointwise.add_rows(x.numpy(), delta.numpy(), self._layers, index, True, threads)
 
 
@@ -207,10 +207,10 @@ def _products(x: Tensor, products: tuple[Product, ...], room: _Room) -> Tensor:
     Each is made in memory of its own first: what torch takes on ARM for rows that do not follow one another is slower
     by half.
     """
-    made = [x.new_empty(len(x), by_outputs(product).shape[0]) for product in products]
-    for product, out in zip(products, made, strict=True):
+    outputs = [x.new_empty(len(x), by_outputs(product).shape[0]) for product in products]
+    for product, out in zip(products, outputs, strict=True):
         _multiply(x, product, out, room)
-    return made[0] if len(made) == 1 else torch.cat(made, dim=1)
+    return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)
 
 
 def _multiply(x: Tensor, product: Product, out: Tensor, room: _Room) -> None:

@@ -169,8 +169,8 @@ class GpuBody(DescribedBody):
                 assert isinstance(inner, Tensor)
                 x, change = _parallel(x, inner, norm, mixed, layer)
             else:
-                x, change, made = _sequential(x, mixed, layer)
-                x, late = x if late is None else x + late, made
+                x, change, experts_change = _sequential(x, mixed, layer)
+                x, late = x if late is None else x + late, experts_change
         return _joined(x, change, self.decoder.norm, alone=True)[1]
 
     def hidden(self, call: ForwardPass) -> Tensor:
@@ -226,9 +226,9 @@ class GpuBody(DescribedBody):
     ) -> Tensor:
         """The same, [N, H * V]; latents and shared keys are written."""
         assert layer.up is not None
-        made = ops.project(inner, layer.qkv.weight, layer.qkv.bias, norm)
+        projected = ops.project(inner, layer.qkv.weight, layer.qkv.bias, norm)
         query = ops.write_latents(
-            made, says.query_norm, says.latent_norm, *turn, addresses, *pool.flat, says.heads
+            projected, says.query_norm, says.latent_norm, *turn, addresses, *pool.flat, says.heads
         )  # fmt: skip
         if layer.query_up is not None:
             query = ops.project(query, layer.query_up.weight, layer.query_up.bias)
@@ -325,22 +325,22 @@ def _from_experts(inner: Tensor, says: Experts, layer: Layer) -> Tensor:
     assert layer.experts is not None
     if says.has_identities:
         return _with_identities(inner, says, layer.experts)
-    made = ops.run_experts(inner, says.router, says.route, layer.experts, says.module)
+    outputs = ops.run_experts(inner, says.router, says.route, layer.experts, says.module)
     if says.shared is None:
-        return made
+        return outputs
     assert layer.mlp is not None
     other = ops.project(_activated(inner, None, layer.mlp), layer.mlp.second.weight, layer.mlp.second.bias)
     if says.shared_gate is not None:
         other = torch.sigmoid(says.shared_gate(inner)) * other
-    return made + other
+    return outputs + other
 
 
 def _with_identities(inner: Tensor, says: Experts, weights: ExpertWeights) -> Tensor:
     """The same where some of a row's experts give back what they are given."""
     shares, chosen = says.route(inner)
     shares, chosen, identities = without_identities(shares, chosen, len(weights.second))
-    made = ops.run_experts(inner, None, lambda _: (shares, chosen), weights, says.module)
-    return identities.added(made, inner)
+    outputs = ops.run_experts(inner, None, lambda _: (shares, chosen), weights, says.module)
+    return identities.added(outputs, inner)
 
 
 def _parallel(x: Tensor, inner: Tensor, norm: Norm | None, mixed: Tensor, layer: Layer) -> tuple[Tensor, Change | None]:
@@ -350,10 +350,10 @@ def _parallel(x: Tensor, inner: Tensor, norm: Norm | None, mixed: Tensor, layer:
         _, inner, norm = _joined(x, None, layer.says.before_mlp)
     is_alone, multiplier = len(x) == 1, layer.says.multiplier
     out, second = layer.out, layer.mlp.second
-    made = ops.project(mixed, out.weight, out.bias, residual=x if is_alone else None, multiplier=multiplier)
+    total = ops.project(mixed, out.weight, out.bias, residual=x if is_alone else None, multiplier=multiplier)
     inner = _activated(inner, norm, layer.mlp)
-    made = ops.project(inner, second.weight, second.bias, residual=made, multiplier=multiplier)
-    return (made, None) if is_alone else (x, Change(made, None, 1.0))
+    total = ops.project(inner, second.weight, second.bias, residual=total, multiplier=multiplier)
+    return (total, None) if is_alone else (x, Change(total, None, 1.0))
 
 
 def _add(
@@ -361,12 +361,12 @@ def _add(
 ) -> tuple[Tensor, Change | None]:
     """x and a product of `states`: added at once to a single row, otherwise left for the next norm's launch."""
     if len(x) == 1 and norm is None and product.group is None:
-        made = ops.project(states, product.weight, product.bias, residual=x, multiplier=multiplier)
-        return made, None
-    made = ops.project(states, product.weight, product.bias)
+        outputs = ops.project(states, product.weight, product.bias, residual=x, multiplier=multiplier)
+        return outputs, None
+    outputs = ops.project(states, product.weight, product.bias)
     if product.group is not None:
-        dist.all_reduce(made, group=product.group)
-    return x, Change(made, norm, multiplier)
+        dist.all_reduce(outputs, group=product.group)
+    return x, Change(outputs, norm, multiplier)
 
 
 def _activated(inner: Tensor | RoundedRows, norm: Norm | None, mlp: InnerWeights) -> Tensor:

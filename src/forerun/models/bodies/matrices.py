@@ -34,9 +34,9 @@ def matrices(model: nn.Module) -> list[nn.Module] | None:
     if not isinstance(model, PreTrainedModel) or model.device.type != "cpu":
         return None
     ends = [model.get_input_embeddings(), model.get_output_embeddings()]
-    found: list[nn.Module]
+    modules: list[nn.Module]
     if isinstance(model, WhisperForConditionalGeneration):
-        found = [module for module in model.modules() if type(module) is nn.Linear]
+        modules = [module for module in model.modules() if type(module) is nn.Linear]
     else:
         try:
             decoder = readers.describe(model)
@@ -44,8 +44,8 @@ def matrices(model: nn.Module) -> list[nn.Module] | None:
             return None
         if next(cpu.odd_sizes(decoder), None) is not None:
             return None
-        found = list(_products(decoder))
-    return list(dict.fromkeys(module for module in (*found, *ends) if module is not None))
+        modules = list(_products(decoder))
+    return list(dict.fromkeys(module for module in (*modules, *ends) if module is not None))
 
 
 def _products(decoder: Decoder) -> Iterator[nn.Module]:

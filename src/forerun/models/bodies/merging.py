@@ -86,8 +86,8 @@ def _as_one(parts: Sequence[Tensor]) -> Tensor:
     if _are_neighbours(parts):
         return parts[0].detach().as_strided((size, *parts[0].shape[1:]), parts[0].stride())
     whole = concatenated([part.detach() for part in parts])
-    for part, own in zip(parts, whole.split([len(part) for part in parts]), strict=True):
-        part.data = own
+    for part, view in zip(parts, whole.split([len(part) for part in parts]), strict=True):
+        part.data = view
     return whole
 
 

@@ -113,18 +113,18 @@ class ModulesBody(Body):
         options: dict[str, Any] = {}
         if picks := padded is None and call.keep is not None and self._picks_logits:
             options["logits_to_keep"] = call.keep
-        made: list[Any] = []  # what the decoder gave
+        outputs: list[Any] = []  # what the decoder gave
         with (
             ragged(model, states),
             self._linear.during_pass(new.shape[:2].numel()),
             self._rotary.during_pass() if padded is None else nullcontext(),
-            self.watching(made) if call.wants_logits and call.wants_hidden else nullcontext(),
+            self.watching(outputs) if call.wants_logits and call.wants_hidden else nullcontext(),
         ):
             out = self.call(model if call.wants_logits else self.decoder, states, new, positions, **options)
             states.check_read()
         if not call.wants_logits:
             return PassOutput(_packed(out.last_hidden_state, states) if call.wants_hidden else None, None)
-        hidden = _packed(made[0].last_hidden_state, states) if made else None
+        hidden = _packed(outputs[0].last_hidden_state, states) if outputs else None
         logits = _packed(out.logits, states)
         return PassOutput(hidden, logits if call.keep is None or picks else logits[call.keep])
 
@@ -139,11 +139,11 @@ class ModulesBody(Body):
             return module(past_key_values=states, use_cache=True, **options)
 
     @contextmanager
-    def watching(self, made: list[Any]) -> Iterator[None]:
+    def watching(self, outputs: list[Any]) -> Iterator[None]:
         """Collect what the decoder returns while the whole model runs."""
         # Some families (OPT) call what lies within their base model directly, so both are watched.
         bodies = {id(body): body for body in (self.decoder, self.model.get_decoder()) if body is not self.model}
-        hooks = [body.register_forward_hook(lambda *call: made.append(call[-1])) for body in bodies.values()]
+        hooks = [body.register_forward_hook(lambda *call: outputs.append(call[-1])) for body in bodies.values()]
         try:
             yield
         finally:

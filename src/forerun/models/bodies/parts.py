@@ -85,15 +85,15 @@ def is_product(module: Any) -> bool:
 def read_product(module: Any) -> Product:
     if not is_product(module):
         raise NotDescribed(f"a product of type {type(module).__name__}")
-    found: Product = module
-    return found
+    product: Product = module
+    return product
 
 
 def read_activation(module: Any) -> Activation:
-    found = ACTIVATIONS.get(type(module).__name__)
-    if found is None:
+    activation = ACTIVATIONS.get(type(module).__name__)
+    if activation is None:
         raise NotDescribed(f"the activation {type(module).__name__}")
-    return found
+    return activation
 
 
 def read_gated_mlp(mlp: Any) -> Mlp:
@@ -114,18 +114,18 @@ def read_mlp_or_experts(block: Any, shared: str = "", shared_gate: str = "") -> 
     """A block of experts; a plain gated MLP where a layer has none."""
     if not hasattr(block, "experts"):
         return read_gated_mlp(block)
-    own, gate = block.experts, block.router if hasattr(block, "router") else block.gate
+    experts, gate = block.experts, block.router if hasattr(block, "router") else block.gate
     correction = getattr(block, "e_score_correction_bias", None)  # MiniMax-M2's router is told
     route = gate if correction is None else partial(gate, e_score_correction_bias=correction)
-    is_odd = not getattr(own, "has_gate", True) or getattr(own, "has_post_expert_norm", False)
-    if is_odd or own.is_concatenated == own.is_transposed:
+    is_odd = not getattr(experts, "has_gate", True) or getattr(experts, "has_post_expert_norm", False)
+    if is_odd or experts.is_concatenated == experts.is_transposed:
         raise NotDescribed("experts without a gate, with norms, or of another layout than is known")
     beside = getattr(block, shared) if shared else None
     return Experts(
         _checked(route, gate.weight),
         read_router(gate, correction),
-        own,
-        _read_expert_activation(own),
+        experts,
+        _read_expert_activation(experts),
         shared=None if beside is None else read_gated_mlp(beside),
         shared_gate=read_product(getattr(block, shared_gate)) if shared_gate else None,
     )
@@ -133,20 +133,20 @@ def read_mlp_or_experts(block: Any, shared: str = "", shared_gate: str = "") -> 
 
 def read_experts_and_identities(block: Any) -> Experts:
     """LongCat's: behind its experts stand some that give back what they are given, and cost nothing."""
-    own, first, second = block.experts, block.experts.gate_up_proj, block.experts.down_proj
-    if first.shape[1:] != (2 * second.shape[2], second.shape[1]) or len(second) != own.num_routed_experts:
+    experts, first, second = block.experts, block.experts.gate_up_proj, block.experts.down_proj
+    if first.shape[1:] != (2 * second.shape[2], second.shape[1]) or len(second) != experts.num_routed_experts:
         raise NotDescribed("experts of another layout than is known")
     # Before transformers 5.18 this router left its logits out.
     route = _checked(block.router, block.router.classifier.weight, ([True, True, False], [True, False]))
-    return Experts(route, None, own, read_activation(own.act_fn), has_identities=True)
+    return Experts(route, None, experts, read_activation(experts.act_fn), has_identities=True)
 
 
 def _checked(route: Any, weight: Tensor, orders: Sequence[list[bool]] = ([True, True, False],)) -> Route:
     """Shares and chosen experts of a router. Those of one family answer in other orders in other versions of
     transformers; logits, shares, chosen experts is the one that is known, by which of them are fractions."""
     with torch.no_grad():
-        found = route(torch.zeros(1, weight.shape[-1], dtype=weight.dtype, device=weight.device))
-    kinds = [each.is_floating_point() for each in found] if isinstance(found, tuple) else []
+        answer = route(torch.zeros(1, weight.shape[-1], dtype=weight.dtype, device=weight.device))
+    kinds = [each.is_floating_point() for each in answer] if isinstance(answer, tuple) else []
     if kinds not in orders:
         raise NotDescribed(
             f"{type(getattr(route, 'func', route)).__name__} does not answer with logits, shares and chosen experts"
@@ -233,8 +233,8 @@ def _angles(base: Any, kind: str, doubled: bool, halved: bool, count: int) -> Te
     `halved`: each stands there once. DeepSeek-V2's are the parts of complex numbers."""
     like = torch.zeros(1, dtype=base.dtype, device=base.device)
     positions = torch.arange(count, device=base.device)[None]
-    made = base.rotary_emb(like, positions, *([kind] if kind else []))
-    cos, sin = (made.real, made.imag) if isinstance(made, Tensor) else made
+    angles = base.rotary_emb(like, positions, *([kind] if kind else []))
+    cos, sin = (angles.real, angles.imag) if isinstance(angles, Tensor) else angles
     if halved:
         cos, sin = (torch.cat([t] * 2, dim=-1) for t in (cos, sin))
     if doubled:

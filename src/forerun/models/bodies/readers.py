@@ -57,11 +57,11 @@ def describe(model: PreTrainedModel) -> Decoder:
     if sees_ahead(config) is not None:  # which mask builders read, whatever attention's own modules say
         raise NotDescribed("attention in both directions")
     try:
-        made = FAMILIES[config.model_type](untouched.text_model(model), config)
+        decoder = FAMILIES[config.model_type](untouched.text_model(model), config)
     except (AttributeError, KeyError, TypeError, ValueError) as odd:
         raise NotDescribed(f"{type(model).__name__} is not built as its family is: {kind_and_line(odd)}") from odd
-    _check_shapes(made)
-    return _with_head(made, model, config)
+    _check_shapes(decoder)
+    return _with_head(decoder, model, config)
 
 
 def why_not(model: PreTrainedModel) -> str | None:
@@ -199,17 +199,17 @@ def _llama(
     size = base.layers[0].self_attn.head_dim
 
     def layer(index: int, module: Any) -> DecoderLayer:
-        own, like = module.self_attn, getattr(module.self_attn, out).weight
-        if own.head_dim != size:
-            raise NotDescribed(f"heads of {size} numbers in layer 0 and of {own.head_dim} in layer {index}")
+        attn, like = module.self_attn, getattr(module.self_attn, out).weight
+        if attn.head_dim != size:
+            raise NotDescribed(f"heads of {size} numbers in layer 0 and of {attn.head_dim} in layer {index}")
         before, after, before_mlp, after_mlp = (getattr(module, name) if name else None for name in norms)
         attention = Attention(
-            read_qkv(own, index),
-            read_product(getattr(own, out)),
-            Scale(float(own.scaling), _softcap(own), _sinks(own)),
+            read_qkv(attn, index),
+            read_product(getattr(attn, out)),
+            Scale(float(attn.scaling), _softcap(attn), _sinks(attn)),
             window=window(config, index),
-            angles=(kinds.index(config.layer_types[index]) if by_type else 0) if _is_rotated(own) else None,
-            **read_head_norms(own, head_norms),
+            angles=(kinds.index(config.layer_types[index]) if by_type else 0) if _is_rotated(attn) else None,
+            **read_head_norms(attn, head_norms),
         )
         return DecoderLayer(
             attention,
@@ -235,13 +235,13 @@ def _llama(
 
 
 def _softcap(attention: Any) -> float | None:
-    found: float | None = attention.attn_logit_softcapping if type(attention).__name__ in CAPPED_SCORES else None
-    return found
+    softcap: float | None = attention.attn_logit_softcapping if type(attention).__name__ in CAPPED_SCORES else None
+    return softcap
 
 
 def _sinks(attention: Any) -> Tensor | None:
-    found: Tensor | None = getattr(attention, "sinks", None)
-    return None if found is None else found.detach()
+    sinks: Tensor | None = getattr(attention, "sinks", None)
+    return None if sinks is None else sinks.detach()
 
 
 def _is_rotated(attention: Any) -> bool:
@@ -281,27 +281,27 @@ def _latent(
     )
 
 
-def _read_latent(own: Any, index: int, in_pairs: bool, in_halves: bool) -> LatentAttention:
-    check_attention(own, index)
-    if not hasattr(own, "expand_kv"):
+def _read_latent(attn: Any, index: int, in_pairs: bool, in_halves: bool) -> LatentAttention:
+    check_attention(attn, index)
+    if not hasattr(attn, "expand_kv"):
         raise NotDescribed("a version of transformers that keeps keys of all heads in the place of latents")
     heads = LatentHeads(
-        int(own.num_heads), own.qk_nope_head_dim, own.qk_rope_head_dim, own.v_head_dim, in_pairs, in_halves,
-        float(getattr(own, "mla_scale_kv_lora", 1.0)),
+        int(attn.num_heads), attn.qk_nope_head_dim, attn.qk_rope_head_dim, attn.v_head_dim, in_pairs, in_halves,
+        float(getattr(attn, "mla_scale_kv_lora", 1.0)),
     )  # fmt: skip
-    has_up = own.q_lora_rank is not None
-    latent_norm, query_norm = read_norm(own.kv_a_layernorm), read_norm(own.q_a_layernorm) if has_up else None
+    has_up = attn.q_lora_rank is not None
+    latent_norm, query_norm = read_norm(attn.kv_a_layernorm), read_norm(attn.q_a_layernorm) if has_up else None
     if any(isinstance(norm, LayerNorm) or (norm and (norm.wide or norm.offset)) for norm in (latent_norm, query_norm)):
         raise NotDescribed("a latent's norm that is no plain root mean square")
     return LatentAttention(
-        (read_product(own.q_a_proj if has_up else own.q_proj), read_product(own.kv_a_proj_with_mqa)),
+        (read_product(attn.q_a_proj if has_up else attn.q_proj), read_product(attn.kv_a_proj_with_mqa)),
         cast(Norm, latent_norm),
-        read_product(own.kv_b_proj),
-        read_product(own.o_proj),
-        Scale(float(own.scaling) * float(getattr(own, "mla_scale_q_lora", 1.0))),  # LongCat's, of whole queries
+        read_product(attn.kv_b_proj),
+        read_product(attn.o_proj),
+        Scale(float(attn.scaling) * float(getattr(attn, "mla_scale_q_lora", 1.0))),  # LongCat's, of whole queries
         heads,
         cast(Norm | None, query_norm),
-        read_product(own.q_b_proj) if has_up else None,
+        read_product(attn.q_b_proj) if has_up else None,
     )
 
 
@@ -335,12 +335,12 @@ def _gpt_neox(base: Any, config: Any) -> Decoder:
     mlp = partial(read_plain_mlp, first="dense_h_to_4h", second="dense_4h_to_h", activation="act")
 
     def layer(index: int, module: Any) -> DecoderLayer:
-        own = module.attention
-        check_attention(own, index)
+        attn = module.attention
+        check_attention(attn, index)
         attention = Attention(
-            (read_product(own.query_key_value),),
-            read_product(own.dense),
-            Scale(float(own.scaling)),
+            (read_product(attn.query_key_value),),
+            read_product(attn.dense),
+            Scale(float(attn.scaling)),
             head_order=_in_groups(heads, heads),
             angles=0,
         )
@@ -367,12 +367,12 @@ def _bloom(base: Any, config: Any) -> Decoder:
     mlp = partial(read_plain_mlp, first="dense_h_to_4h", second="dense_4h_to_h", activation="gelu_impl")
 
     def layer(index: int, module: Any) -> DecoderLayer:
-        own = module.self_attention
-        check_attention(own, index)
-        scale = Scale(float(own.inv_norm_factor), by_distance=by_distance)
-        order, qkv = _in_groups(heads, heads), (read_product(own.query_key_value),)
+        attn = module.self_attention
+        check_attention(attn, index)
+        scale = Scale(float(attn.inv_norm_factor), by_distance=by_distance)
+        order, qkv = _in_groups(heads, heads), (read_product(attn.query_key_value),)
         norms = read_norm(module.input_layernorm), read_norm(module.post_attention_layernorm)
-        attention = Attention(qkv, read_product(own.dense), scale, head_order=order)
+        attention = Attention(qkv, read_product(attn.dense), scale, head_order=order)
         return DecoderLayer(attention, mlp(module.mlp), norms[0], before_mlp=norms[1])
 
     layers, norm = [layer(*pair) for pair in enumerate(base.h)], read_norm(base.word_embeddings_layernorm)
@@ -391,10 +391,10 @@ def _falcon(base: Any, config: Any) -> Decoder:
     have a norm before attention and another before the MLP."""
     if config.alibi:
         raise NotDescribed("ALiBi that is rounded to bfloat16 before distances are taken")
-    heads, own, is_second = config.num_attention_heads, base.h[0].self_attention, bool(config.new_decoder_architecture)
+    heads, attn, is_second = config.num_attention_heads, base.h[0].self_attention, bool(config.new_decoder_architecture)
     is_parallel, order = is_second or bool(config.parallel_attn), None
     if is_second or not config.multi_query:
-        order = _in_groups(heads, own.num_kv_heads)
+        order = _in_groups(heads, attn.num_kv_heads)
     if not is_parallel:
         before, before_mlp = "input_layernorm", "post_attention_layernorm"
     else:
@@ -402,12 +402,12 @@ def _falcon(base: Any, config: Any) -> Decoder:
         before, before_mlp = ("ln_attn", "ln_mlp") if has_two else ("input_layernorm", "")
 
     def layer(index: int, module: Any) -> DecoderLayer:
-        own = module.self_attention
-        check_attention(own, index)
-        scale = Scale(float(own.inv_norm_factor))
-        qkv = (read_product(own.query_key_value),)
+        attn = module.self_attention
+        check_attention(attn, index)
+        scale = Scale(float(attn.inv_norm_factor))
+        qkv = (read_product(attn.query_key_value),)
         return DecoderLayer(
-            Attention(qkv, read_product(own.dense), scale, head_order=order, angles=0),
+            Attention(qkv, read_product(attn.dense), scale, head_order=order, angles=0),
             read_plain_mlp(module.mlp, "dense_h_to_4h", "dense_4h_to_h", "act"),
             before_attention=read_norm(getattr(module, before)),
             before_mlp=read_norm(getattr(module, before_mlp)) if before_mlp else None,
@@ -415,7 +415,7 @@ def _falcon(base: Any, config: Any) -> Decoder:
         )
 
     layers, tables = [layer(*pair) for pair in enumerate(base.h)], angle_tables(base, config)
-    return decoder_of(config, layers, base.ln_f, own.head_dim, num_key_heads=own.num_kv_heads, tables=tables)
+    return decoder_of(config, layers, base.ln_f, attn.head_dim, num_key_heads=attn.num_kv_heads, tables=tables)
 
 
 def _opt(base: Any, config: Any) -> Decoder:
@@ -424,10 +424,10 @@ def _opt(base: Any, config: Any) -> Decoder:
         raise NotDescribed("embeddings of another width, or no norm behind the last layer")
 
     def layer(index: int, module: Any) -> DecoderLayer:
-        own = module.self_attn
+        attn = module.self_attn
         if not module.do_layer_norm_before:
             raise NotDescribed("norms behind the sums")
-        attention = Attention(read_qkv(own, index), read_product(own.out_proj), Scale(float(own.scaling)))
+        attention = Attention(read_qkv(attn, index), read_product(attn.out_proj), Scale(float(attn.scaling)))
         mlp = read_plain_mlp(module, "fc1", "fc2", "activation_fn")
         norms = read_norm(module.self_attn_layer_norm), read_norm(module.final_layer_norm)
         return DecoderLayer(attention, mlp, norms[0], before_mlp=norms[1])
@@ -445,11 +445,11 @@ def _opt(base: Any, config: Any) -> Decoder:
 
 def _gpt2(base: Any, config: Any) -> Decoder:
     def layer(index: int, module: Any) -> DecoderLayer:
-        own = module.attn
-        check_attention(own, index)
-        if hasattr(module, "crossattention") or own.reorder_and_upcast_attn:
+        attn = module.attn
+        check_attention(attn, index)
+        if hasattr(module, "crossattention") or attn.reorder_and_upcast_attn:
             raise NotDescribed("cross-attention, or attention that is upcast")
-        attention = Attention((read_product(own.c_attn),), read_product(own.c_proj), Scale(float(own.scaling)))
+        attention = Attention((read_product(attn.c_attn),), read_product(attn.c_proj), Scale(float(attn.scaling)))
         mlp = read_plain_mlp(module.mlp, "c_fc", "c_proj", "act")
         return DecoderLayer(attention, mlp, read_norm(module.ln_1), before_mlp=read_norm(module.ln_2))
 
@@ -462,30 +462,30 @@ def _gpt_bigcode(base: Any, config: Any) -> Decoder:
     order = None if config.multi_query else _in_groups(config.num_attention_heads, config.num_attention_heads)
 
     def layer(index: int, module: Any) -> DecoderLayer:
-        own = module.attn
-        check_attention(own, index)
+        attn = module.attn
+        check_attention(attn, index)
         if hasattr(module, "crossattention"):
             raise NotDescribed("cross-attention")
-        qkv, scale = (read_product(own.c_attn),), Scale(float(own.scaling))
-        attention = Attention(qkv, read_product(own.c_proj), scale, head_order=order)
+        qkv, scale = (read_product(attn.c_attn),), Scale(float(attn.scaling))
+        attention = Attention(qkv, read_product(attn.c_proj), scale, head_order=order)
         mlp = read_plain_mlp(module.mlp, "c_fc", "c_proj", "act")
         return DecoderLayer(attention, mlp, read_norm(module.ln_1), before_mlp=read_norm(module.ln_2))
 
-    layers, own = [layer(*pair) for pair in enumerate(base.h)], base.h[0].attn
+    layers, attn = [layer(*pair) for pair in enumerate(base.h)], base.h[0].attn
     table = base.wpe.weight.detach()
-    return decoder_of(config, layers, base.ln_f, own.head_dim, num_key_heads=own.kv_heads, positions=table)
+    return decoder_of(config, layers, base.ln_f, attn.head_dim, num_key_heads=attn.kv_heads, positions=table)
 
 
 def _gpt_neo(base: Any, config: Any) -> Decoder:
     """Scores are not scaled; every other layer sees a window."""
 
     def layer(index: int, module: Any) -> DecoderLayer:
-        own = module.attn.attention
-        if own.layer_id != index:
-            raise NotDescribed(f"layer {index} writes the keys of layer {own.layer_id}")
-        qkv = read_product(own.q_proj), read_product(own.k_proj), read_product(own.v_proj)
-        window = int(config.window_size) if own.attention_type == "local" else 0
-        attention = Attention(qkv, read_product(own.out_proj), Scale(1.0), window=window)
+        attn = module.attn.attention
+        if attn.layer_id != index:
+            raise NotDescribed(f"layer {index} writes the keys of layer {attn.layer_id}")
+        qkv = read_product(attn.q_proj), read_product(attn.k_proj), read_product(attn.v_proj)
+        window = int(config.window_size) if attn.attention_type == "local" else 0
+        attention = Attention(qkv, read_product(attn.out_proj), Scale(1.0), window=window)
         mlp = read_plain_mlp(module.mlp, "c_fc", "c_proj", "act")
         return DecoderLayer(attention, mlp, read_norm(module.ln_1), before_mlp=read_norm(module.ln_2))
 
@@ -498,12 +498,12 @@ def _mpt(base: Any, config: Any) -> Decoder:
     by_distance = -slopes[:, None] * torch.arange(ALIBI_DISTANCES, device=base.device)
 
     def layer(index: int, module: Any) -> DecoderLayer:
-        own = module.attn
-        check_attention(own, index)
-        if own.clip_qkv:
-            raise NotDescribed(f"queries, keys and values that are clipped at {own.clip_qkv}")
-        scale = Scale(float(own.softmax_scale), by_distance=by_distance)
-        attention = Attention((read_product(own.Wqkv),), read_product(own.out_proj), scale)
+        attn = module.attn
+        check_attention(attn, index)
+        if attn.clip_qkv:
+            raise NotDescribed(f"queries, keys and values that are clipped at {attn.clip_qkv}")
+        scale = Scale(float(attn.softmax_scale), by_distance=by_distance)
+        attention = Attention((read_product(attn.Wqkv),), read_product(attn.out_proj), scale)
         mlp = read_plain_mlp(module.ffn, "up_proj", "down_proj", "act")
         return DecoderLayer(attention, mlp, read_norm(module.norm_1), before_mlp=read_norm(module.norm_2))
 
@@ -560,12 +560,12 @@ def _gptj(base: Any, config: Any) -> Decoder:
         raise NotDescribed("no number of dimensions that are rotated")
 
     def layer(index: int, module: Any) -> DecoderLayer:
-        own = module.attn
-        order = _in_parts(heads, 4) if hasattr(own, "qkv_proj") else None
+        attn = module.attn
+        order = _in_parts(heads, 4) if hasattr(attn, "qkv_proj") else None
         attention = Attention(
-            read_qkv(own, index),
-            read_product(own.out_proj),
-            Scale(1 / float(own.scale_attn)),
+            read_qkv(attn, index),
+            read_product(attn.out_proj),
+            Scale(1 / float(attn.scale_attn)),
             head_order=order,
             angles=0,
         )

@@ -66,7 +66,7 @@ def kind_of(thing: Any) -> Any:
         return (
             kind_of(thing.func),
             kind_of(thing.args),
-            tuple((name, kind_of(own)) for name, own in thing.keywords.items()),
+            tuple((name, kind_of(value)) for name, value in thing.keywords.items()),
         )
     if isinstance(thing, tuple | list):
         return type(thing), tuple(map(kind_of, thing))

@@ -43,13 +43,13 @@ def local_part(model: PreTrainedModel, why_not: Callable[[PreTrainedModel], str 
         return None  # every process would add it
     part.load_state_dict(weights, assign=True)
     part.rotary_emb = model.base_model.rotary_emb  # no weights, but frequencies
-    found: PreTrainedModel = part.eval()
-    return found if why_not(found) is None else None
+    headless: PreTrainedModel = part.eval()
+    return headless if why_not(headless) is None else None
 
 
 def _local(weight: Tensor) -> Tensor:
-    own: Tensor = weight.to_local() if isinstance(weight, DTensor) else weight
-    return own.detach()
+    local: Tensor = weight.to_local() if isinstance(weight, DTensor) else weight
+    return local.detach()
 
 
 CAPTURABLE = {"nccl"}

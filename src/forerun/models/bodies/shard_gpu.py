@@ -17,7 +17,7 @@ class ShardGpuBody(ShardBody, GpuBody):
     def _take_weights(self) -> None:
         """Weights that were laid side by side have moved: so have those of the whole model, or there were two."""
         super()._take_weights()
-        own = dict(self.model.named_parameters())
+        parameters = dict(self.model.named_parameters())
         for name, weight in self.whole.base_model.named_parameters():
             if isinstance(weight, DTensor):  # norms are not, and have not moved
-                weight._local_tensor = own[name].detach()
+                weight._local_tensor = parameters[name].detach()

@@ -196,11 +196,11 @@ class WhisperBody(FusedBody):
 
 def _runs(owners: Any, read: Sequence[tuple[int, int]]) -> Any:
     """[R, 4]: tokens of one row, side by side, and where their source lies."""
-    found = []
+    runs = []
     for owner in dict.fromkeys(owners.tolist()):
         places = np.flatnonzero(owners == owner)
-        found.append((places[0], places[-1] + 1, *read[owner]))
-    return np.array(found, dtype=np.int64)
+        runs.append((places[0], places[-1] + 1, *read[owner]))
+    return np.array(runs, dtype=np.int64)
 
 
 def _of_layer(layer: Any) -> list[Tensor]:

@@ -34,9 +34,9 @@ class ModulePatches:
     def __init__(self, *parts: nn.Module) -> None:
         modules = {id(module): module for part in parts for module in part.modules()}
         self._patched = [
-            (module, found)
+            (module, patch)
             for module in modules.values()
-            if (found := PATCHES.get(type(module))) is not None and _is_plain(module)
+            if (patch := PATCHES.get(type(module))) is not None and _is_plain(module)
         ]
 
     @contextmanager
@@ -49,11 +49,11 @@ class ModulePatches:
 def _is_plain(module: nn.Module) -> bool:
     """Whether neither it nor the norms that its layer takes upon itself are anything but transformers'."""
     norms = [child for name, child in module.named_children() if name.endswith("layer_norm")]
-    own = (p for part in (module, *norms) for p in part._parameters.values() if p is not None)
+    weights = (p for part in (module, *norms) for p in part._parameters.values() if p is not None)
     return (
         runs_its_class(module)
         and all(why_not_module(norm, nn.LayerNorm) is None for norm in norms)
-        and all(map(is_memory, own))
+        and all(map(is_memory, weights))
     )
 
 
@@ -81,8 +81,8 @@ def _whisper_attention(
     """What `WhisperAttention.forward` does, without copies: heads are views of what the products made."""
 
     def heads(project: nn.Module, states: Tensor) -> Tensor:
-        made: Tensor = project(states).unflatten(-1, (-1, module.head_dim))
-        return made.transpose(1, 2)
+        in_heads: Tensor = project(states).unflatten(-1, (-1, module.head_dim))
+        return in_heads.transpose(1, 2)
 
     query = heads(module.q_proj, hidden_states)
     if key_value_states is None:

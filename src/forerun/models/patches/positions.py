@@ -63,8 +63,8 @@ def _looked_up(table: Any, states: RaggedStates) -> Callable[..., Tensor]:
 
     def looked_up(shape_or_ids: Any, past_key_values_length: int = 0, position_ids: Tensor | None = None) -> Tensor:
         shown = states.positions if states.padded is None else states.positions[states.padded.tokens]
-        found: Tensor = forward(shape_or_ids, past_key_values_length, position_ids=shown.flatten())
-        return found if states.padded is None else found.view(*shown.shape, -1)
+        embeddings: Tensor = forward(shape_or_ids, past_key_values_length, position_ids=shown.flatten())
+        return embeddings if states.padded is None else embeddings.view(*shown.shape, -1)
 
     return looked_up
 
@@ -81,13 +81,13 @@ def _bias(module: Any, states: RaggedStates) -> Callable[..., Tensor]:
 
 
 def _buckets(module: Any, distance: Tensor) -> Tensor:
-    found: Tensor = module._relative_position_bucket(
+    buckets: Tensor = module._relative_position_bucket(
         distance,
         bidirectional=False,
         num_buckets=module.relative_attention_num_buckets,
         max_distance=module.relative_attention_max_distance,
     )
-    return found
+    return buckets
 
 
 def _key_positions(states: RaggedStates) -> Tensor:

@@ -66,6 +66,6 @@ def _forward(
 
 def _heads(module: Any, name: str, hidden: Tensor) -> Tensor:
     """[1, N, H] -> queries, keys or values [N, heads, D], not yet rotated."""
-    made: Tensor = getattr(module, f"{name}_proj")(hidden)[0].unflatten(-1, (-1, module.head_dim))
+    heads: Tensor = getattr(module, f"{name}_proj")(hidden)[0].unflatten(-1, (-1, module.head_dim))
     norm = getattr(module, f"{name}_norm", None)
-    return made if norm is None else norm(made)
+    return heads if norm is None else norm(heads)
