@@ -50,13 +50,13 @@ def lay_out(
     rows = slots.shape[0]
     positions, addresses = slots.new_empty(2, number, rows * count)
     ends = slots.new_empty(number, rows, dtype=torch.int32)
-    own = slots.new_empty(rows, dtype=torch.int32)
+    row_slots = slots.new_empty(rows, dtype=torch.int32)
     _layout_kernel[(number, rows)](
-        slots, past, positions, addresses, ends, own, slots if table is None else table, rows, count, capacity, limit,
-        0 if table is None else table.shape[1], BLOCK=_block(count), PAGED=table is not None,
+        slots, past, positions, addresses, ends, row_slots, slots if table is None else table, rows, count, capacity,
+        limit, 0 if table is None else table.shape[1], BLOCK=_block(count), PAGED=table is not None,
         num_warps=1,
     )  # fmt: skip
-    return PassLayout(positions, addresses, ends, own)
+    return PassLayout(positions, addresses, ends, row_slots)
 
 
 def _block(number: int) -> int:

@@ -62,15 +62,15 @@ def of_one_graph() -> Iterator[None]:
 
 def shared_counters(number: int, device: torch.device) -> Tensor:
     """[number] int32, all 0, for launches of one stream or one graph; always as many."""
-    made: dict[Any, Tensor] | None = _shared
+    counters: dict[Any, Tensor] | None = _shared
     stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
     if device.type == "cuda" and torch.cuda.is_current_stream_capturing():  # set to 0 by the graph, in its own memory
-        made, stream = _graph.get(), 0
-    if made is None:  # a graph of somebody else's
+        counters, stream = _graph.get(), 0
+    if counters is None:  # a graph of somebody else's
         return torch.zeros(number, dtype=torch.int32, device=device)
-    if (device, stream) not in made:
-        made[device, stream] = torch.zeros(number, dtype=torch.int32, device=device)
-    return made[device, stream]
+    if (device, stream) not in counters:
+        counters[device, stream] = torch.zeros(number, dtype=torch.int32, device=device)
+    return counters[device, stream]
 
 
 def counters(number: int, device: torch.device) -> Tensor:

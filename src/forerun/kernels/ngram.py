@@ -63,8 +63,8 @@ def _longest(context, contexts_ptr, powers_ptr, num_contexts, halvings, order, L
         middle = (low + high) // 2
         is_below = tl.load(contexts_ptr + middle, mask=low < high, other=0) < wanted
         low, high = tl.where((low < high) & is_below, middle + 1, low), tl.where(is_below, high, middle)
-    found = tl.load(contexts_ptr + low, mask=low < num_contexts, other=-1)
-    is_known = (n < order) & (found == wanted) & (wanted >= shorter)
+    known_context = tl.load(contexts_ptr + low, mask=low < num_contexts, other=-1)
+    is_known = (n < order) & (known_context == wanted) & (wanted >= shorter)
     length = tl.max(tl.where(is_known, n, 0), axis=0)
     return tl.sum(tl.where(n == length, low, 0), axis=0)
 

@@ -62,9 +62,9 @@ def write_heads(projected: Tensor, heads: Heads) -> Tensor:
     if heads.order is None:
         query, keys, values = heads.split(projected)
         return _launch(query, keys, values, heads.num_keys, *heads.tensors, heads.interleaved, norms=norms)
-    made = projected.unflatten(-1, (-1, heads.size))
+    states = projected.unflatten(-1, (-1, heads.size))
     return _launch(
-        made, made, made, heads.num_keys, *heads.tensors, heads.interleaved, heads.num_queries, heads.order, norms
+        states, states, states, heads.num_keys, *heads.tensors, heads.interleaved, heads.num_queries, heads.order, norms
     )
 
 

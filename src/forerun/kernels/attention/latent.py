@@ -21,7 +21,7 @@ BLOCK_LATENT, BLOCK_VALUE, BLOCK_K = 128, 32, 128
 
 
 def write_latents(
-    made: Tensor,  # [N, Q + L + T]
+    projected: Tensor,  # [N, Q + L + T]
     query_norm: Norm | None,
     latent_norm: Norm,
     cos: Tensor,  # [N, T]
@@ -32,12 +32,12 @@ def write_latents(
     heads: LatentHeads,
 ) -> Tensor:  # [N, Q]
     """Latents, normed, and shared keys, rotated, into the cache; the first part, normed where there is a norm."""
-    size, first = latents.shape[-1], made.shape[1] - latents.shape[-1] - heads.turning
-    query = made[:, :first] if query_norm is None else made.new_empty(len(made), first)
-    own = query_norm or latent_norm
-    write_kernel[(len(made),)](
-        query, made, own.weight, latent_norm.weight, cos, sin, addresses, latents, shared_keys,
-        made.stride(0), cos.stride(0), latents.stride(0), shared_keys.stride(0), own.epsilon, latent_norm.epsilon,
+    size, first = latents.shape[-1], projected.shape[1] - latents.shape[-1] - heads.turning
+    query = projected[:, :first] if query_norm is None else projected.new_empty(len(projected), first)
+    norm = query_norm or latent_norm
+    write_kernel[(len(projected),)](
+        query, projected, norm.weight, latent_norm.weight, cos, sin, addresses, latents, shared_keys,
+        projected.stride(0), cos.stride(0), latents.stride(0), shared_keys.stride(0), norm.epsilon, latent_norm.epsilon,
         heads.multiplier,
         FIRST=first, BLOCK_FIRST=triton.next_power_of_2(first), SIZE=size, BLOCK_SIZE=triton.next_power_of_2(size),
         TURNING=heads.turning, BLOCK_HALF=triton.next_power_of_2(heads.turning // 2), INTERLEAVED=heads.interleaved,
@@ -175,9 +175,9 @@ def absorb_kernel(
     if UPCAST:
         q = q.to(tl.float32)
         w = w.to(tl.float32)
-    made = tl.dot(q, w, input_precision="ieee")
+    product = tl.dot(q, w, input_precision="ieee")
     place = (r.to(tl.int64)[:, None] * HEADS + head) * L + n[None, :]
-    tl.store(out_ptr + place, made.to(out_ptr.dtype.element_ty), mask=(r < R)[:, None] & (n < L)[None, :])
+    tl.store(out_ptr + place, product.to(out_ptr.dtype.element_ty), mask=(r < R)[:, None] & (n < L)[None, :])
     if tl.program_id(1) == 0:
         target = turning_ptr + (r.to(tl.int64)[:, None] * HEADS + head) * TURNING
         angles = r.to(tl.int64)[:, None] * cos_token

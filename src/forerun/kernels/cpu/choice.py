@@ -66,12 +66,12 @@ def compare_narrow(stored: BlockFormat, threads: int) -> dict[str, tuple[float, 
     narrow = [NarrowWeight(raw, stored) for raw in raws]
     places = [(address(weight), product_of(weight)) for weight in narrow]
     wide = [torch.rand(NARROW_SIZE, NARROW_SIZE, dtype=torch.float32) for _ in raws]
-    found = {}
+    times = {}
     for rows in NARROW_ROWS:
         x = torch.rand(rows, NARROW_SIZE, dtype=torch.float32)
         best = seconds({"narrow": partial(_at, x, places, threads), "wide": partial(_ours, x, wide, threads)})
-        found[str(rows)] = (best["narrow"], best["wide"])
-    return found
+        times[str(rows)] = (best["narrow"], best["wide"])
+    return times
 
 
 def is_gain(ours: float, torchs: float) -> bool:

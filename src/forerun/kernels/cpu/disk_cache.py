@@ -31,28 +31,28 @@ def sources() -> bytes:
 class KernelLocator:
     """Where Numba keeps a kernel, and what it must find unchanged to take it from there."""
 
-    def __init__(self, own: Any) -> None:
-        self._own = own
+    def __init__(self, locator: Any) -> None:
+        self._locator = locator
 
     @classmethod
     def from_function(cls, function: Any, file: str) -> KernelLocator | None:
         """None for whatever is no kernel of ours."""
         if Path(file).parent != FOLDER or not Path(file).is_file():
             return None
-        found = (kind.from_function(function, file) for kind in _NUMBAS_OWN)
-        return next((cls(own) for own in found if own is not None), None)
+        locators = (kind.from_function(function, file) for kind in _NUMBAS_OWN)
+        return next((cls(locator) for locator in locators if locator is not None), None)
 
     def ensure_cache_path(self) -> None:
-        self._own.ensure_cache_path()
+        self._locator.ensure_cache_path()
 
     def get_cache_path(self) -> Any:
-        return self._own.get_cache_path()
+        return self._locator.get_cache_path()
 
     def get_disambiguator(self) -> Any:
-        return self._own.get_disambiguator()
+        return self._locator.get_disambiguator()
 
     def get_source_stamp(self) -> Any:
-        return self._own.get_source_stamp(), sources()
+        return self._locator.get_source_stamp(), sources()
 
 
 CacheImpl._locator_classes = [KernelLocator, *_NUMBAS_OWN]

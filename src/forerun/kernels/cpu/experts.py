@@ -82,7 +82,7 @@ def _run(
     num_threads: int,
 ) -> None:
     hidden = x.shape[1]
-    both, made, parts = work[0], work[1], work[2]
+    both, inner_states, parts = work[0], work[1], work[2]
     width = both.shape[1]
     for part in prange(num_threads):
         begin, end = share(inner, part, num_threads, GRAIN)
@@ -103,7 +103,7 @@ def _run(
                         low, high = (2 * i, 2 * i + 1) if in_turns else (i, inner + i)
                         both[n, low] += more[low]
                         both[n, high] += more[high]
-                gate, up = made[n, begin:end], parts[n, begin:end]
+                gate, up = inner_states[n, begin:end], parts[n, begin:end]
                 for i in range(begin, end):
                     gate[i - begin] = both[n, 2 * i if in_turns else i]
                     up[i - begin] = both[n, 2 * i + 1 if in_turns else inner + i]
@@ -118,7 +118,7 @@ def _run(
         for g in range(experts.shape[0]):
             a, b = starts[g], starts[g + 1]
             weight = second + experts[g] * hidden * inner * 4
-            source, place = made.ctypes.data + a * width * 4, both.ctypes.data + a * width * 4
+            source, place = inner_states.ctypes.data + a * width * 4, both.ctypes.data + a * width * 4
             multiply(product, weight, source, width, place, width, b - a, inner, begin, end)
             for n in range(a, b):
                 if second_bias:

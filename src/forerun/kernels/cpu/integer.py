@@ -126,10 +126,10 @@ def _added_up(build: Any, vectors: list[Any]) -> Any:
     if len(vectors) == 1:
         return _packed(build, [emit.reduced(build, "add", vectors[0])])
     a, b, c, d = vectors
-    found = _mixed(build, _mixed(build, a, b, 1), _mixed(build, c, d, 1), 2)
-    while (count := found.type.count) > ROWS:
-        found = build.add(*(shuffled(build, found, None, range(s, s + count // 2)) for s in (0, count // 2)))
-    return found
+    total = _mixed(build, _mixed(build, a, b, 1), _mixed(build, c, d, 1), 2)
+    while (count := total.type.count) > ROWS:
+        total = build.add(*(shuffled(build, total, None, range(s, s + count // 2)) for s in (0, count // 2)))
+    return total
 
 
 def _mixed(build: Any, a: Any, b: Any, run: int) -> Any:

@@ -63,9 +63,9 @@ class NarrowWeight(Tensor):
             return self.format.decode(self.raw.reshape(-1)).view(self.shape)
         if room is None:
             room = torch.empty(self.shape.numel(), dtype=torch.float32, device=self.raw.device)
-        made = room[: self.shape.numel()].view(self.shape)
-        _widen(self, made)
-        return made
+        dense = room[: self.shape.numel()].view(self.shape)
+        _widen(self, dense)
+        return dense
 
     def turned(self) -> NarrowWeight:
         """The same memory seen the other way round."""
@@ -80,8 +80,8 @@ class NarrowWeight(Tensor):
             return _embedding(args[0] if args else kwargs["input"], weight)
         if func == Tensor.T.__get__:  # type: ignore[attr-defined]
             return args[0].turned()
-        if func in _PRODUCTS and not kwargs and (made := _turned_product(*args)) is not None:
-            return made
+        if func in _PRODUCTS and not kwargs and (product := _turned_product(*args)) is not None:
+            return product
         if func == Tensor.data.__set__:  # type: ignore[attr-defined]
             return _set_data(*args)
         if func == Tensor.__setitem__:
@@ -131,8 +131,8 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
             raise InvalidArgument(f"products of integers take float32, not {x.dtype}; {REMEDY}")
         if not follows:
             return _product(x, weight, bias)
-        made: Tensor = _StraightThrough.apply(x, bias, (weight,))  # type: ignore[no-untyped-call]
-        return made
+        product: Tensor = _StraightThrough.apply(x, bias, (weight,))  # type: ignore[no-untyped-call]
+        return product
     if follows or x.dtype != torch.float32 or x.shape[:-1].numel() > FEW_ROWS:
         return F.linear(x, weight.dense(), bias)
     return _product(x, weight, bias)

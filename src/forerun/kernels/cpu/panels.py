@@ -74,12 +74,12 @@ def _emit_rounding(build: Any, x: Any, numbers: Any, scale: Any, offset: Any) ->
     sound = build.select(is_sound, values, ir.Constant(vector, [0.0] * GROUP))
     to_round = ir.Constant(vector, [float(TO_ROUND)] * GROUP)
     nearest = build.fadd(build.fmul(sound, everywhere(build, inverse, GROUP)), to_round)
-    found = build.fptosi(build.fsub(nearest, to_round), whole_numbers)
+    integers = build.fptosi(build.fsub(nearest, to_round), whole_numbers)
     narrow = ir.VectorType(_NUMBER, GROUP)
-    build.store(build.trunc(found, narrow), build.inttoptr(numbers, narrow.as_pointer()), align=1)
+    build.store(build.trunc(integers, narrow), build.inttoptr(numbers, narrow.as_pointer()), align=1)
     its_scale = build.select(is_sound, build.fdiv(largest, steps), ir.Constant(F32, float("nan")))
     build.store(its_scale, build.inttoptr(scale, F32.as_pointer()), align=4)
-    total = build.mul(emit.reduced(build, "add", found), ir.Constant(I32, -128))
+    total = build.mul(emit.reduced(build, "add", integers), ir.Constant(I32, -128))
     build.store(total, build.inttoptr(offset, I32.as_pointer()), align=4)
 
 
@@ -117,7 +117,7 @@ def _emit(build: Any, tokens: int, arguments: Any) -> None:
     totals = [[build.phi(vector) for _ in range(parts)] for _ in range(tokens)]
     numbers = build.gep(panel, [build.add(build.mul(group, whole(_STEP * GROUP // QUAD)), whole(SCALE * PANEL))])
     first = build.mul(group, whole(tokens))
-    own = build.gep(mine, [build.mul(first, whole(GROUP * _WIDTH))])
+    token_numbers = build.gep(mine, [build.mul(first, whole(GROUP * _WIDTH))])
     for line in range(_STEP * GROUP // QUAD // LINE):
         emit.prefetch(build, build.gep(numbers, [whole(AHEAD + line * LINE)]))
     at = [[build.add(first, whole(t))] for t in range(tokens)]
@@ -127,13 +127,13 @@ def _emit(build: Any, tokens: int, arguments: Any) -> None:
         for part in range(parts):
             weight = _weight(build, numbers, quad * _STEP + part * OUTPUTS * QUAD)
             for t in range(tokens):
-                four = _four(build, own, (t * GROUP + quad * QUAD) * _WIDTH)
+                four = _four(build, token_numbers, (t * GROUP + quad * QUAD) * _WIDTH)
                 sums[t][part] = _dot(build, sums[t][part], weight, four)
     grown = []
     for t in range(tokens):
         scale = everywhere(build, build.load(build.gep(their_scales, at[t]), align=4), OUTPUTS)
-        found = [build.sitofp(_one_an_output(build, each), vector) for each in sums[t]]
-        grown.append([build.fadd(old, build.fmul(new, scale)) for old, new in zip(totals[t], found, strict=True)])
+        products = [build.sitofp(_one_an_output(build, each), vector) for each in sums[t]]
+        grown.append([build.fadd(old, build.fmul(new, scale)) for old, new in zip(totals[t], products, strict=True)])
     loop.end(build, [(group, build.add(group, whole(1)))], groups, (totals, grown))
 
     place = build.inttoptr(out, F32.as_pointer())
@@ -161,10 +161,10 @@ def _weight(build: Any, numbers: Any, offset: int) -> Any:
     return loaded if WAY == DOT_PRODUCTS else build.sext(loaded, ir.VectorType(I32, count))
 
 
-def _four(build: Any, own: Any, offset: int) -> Any:
+def _four(build: Any, numbers_at: Any, offset: int) -> Any:
     """Four numbers of a token, once for each output of a register."""
     word = ir.IntType(QUAD * _NUMBER.width)
-    spread = everywhere(build, load(build, own, offset, word), OUTPUTS)
+    spread = everywhere(build, load(build, numbers_at, offset, word), OUTPUTS)
     numbers = build.bitcast(spread, ir.VectorType(_NUMBER, OUTPUTS * QUAD))
     return build.sext(numbers, ir.VectorType(I32, OUTPUTS * QUAD)) if WAY == PAIRS_OF_WORDS else numbers
 

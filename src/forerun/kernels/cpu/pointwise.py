@@ -50,7 +50,7 @@ def add_rows(x: Floats, delta: Floats, layers: Any, index: int, is_mlp: bool, nu
 
 @njit(nogil=True, parallel=True, cache=True)
 def activate_rows(
-    made: Floats,  # all that the first products made
+    products: Floats,  # all that the first products gave
     tokens: int,
     stride: int,  # numbers from one token's to the next one's
     to_up: int,  # numbers from a token's gate to its up, where there are both
@@ -63,7 +63,7 @@ def activate_rows(
         first, last = share(tokens, part, num_threads, 1)
         inner = layers[index].inner
         for n in range(first, last):
-            mine, other = made[n * stride :][:inner], made[n * stride + to_up :][:inner]
+            mine, other = products[n * stride :][:inner], products[n * stride + to_up :][:inner]
             if layers[index].is_gated and layers[index].activation == SILU:
                 gated(mine, other)
             else:

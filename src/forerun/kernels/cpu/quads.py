@@ -63,12 +63,12 @@ def _columns(build: Any, vectors: list[Any], rows: int) -> list[Any]:
         return vectors
     count = vectors[0].type.count
     order = [side + start + i for start in range(0, count, rows) for side in (0, count) for i in range(rows)]
-    found = []
+    columns = []
     for begin in range(0, len(order), OUTPUTS):
         lanes = order[begin : begin + OUTPUTS]
         pairs = zip(vectors[::2], vectors[1::2], strict=True)
-        found += _columns(build, [shuffled(build, a, b, lanes) for a, b in pairs], 2 * rows)
-    return found
+        columns += _columns(build, [shuffled(build, a, b, lanes) for a, b in pairs], 2 * rows)
+    return columns
 
 
 @intrinsic
@@ -92,8 +92,8 @@ def _emit_token(build: Any, x: Any, laid: Any, offset: Any, size: Any) -> None:
     build.store(build.trunc(numbers, narrow), place, align=1)
     grown = build.add(total, build.sext(numbers, wide))
     loop.end(build, [(k, build.add(k, whole(GROUP))), (total, grown)], size)
-    found = build.mul(emit.reduced(build, "add", grown), ir.Constant(I32, -128))
-    build.store(found, build.inttoptr(offset, I32.as_pointer()), align=4)
+    correction = build.mul(emit.reduced(build, "add", grown), ir.Constant(I32, -128))
+    build.store(correction, build.inttoptr(offset, I32.as_pointer()), align=4)
 
 
 @intrinsic
@@ -117,12 +117,13 @@ def _emit_tile(
     loop = Loop.begin(build, "quads")
     k = build.phi(I64)
     sums = [build.phi(sums_type) for _ in range(TOKENS)]
-    here, own = build.gep(weights, [build.mul(k, whole(OUTPUTS))]), build.gep(mine, [build.mul(k, whole(TOKENS))])
+    here = build.gep(weights, [build.mul(k, whole(OUTPUTS))])
+    tokens_here = build.gep(mine, [build.mul(k, whole(TOKENS))])
     grown = list(sums)
     for quad in range(GROUP // QUAD):
         weight = load(build, here, quad * _STEP, sums_type)
         for t in range(TOKENS):
-            four = everywhere(build, load(build, own, t * GROUP + quad * QUAD, I32), OUTPUTS)
+            four = everywhere(build, load(build, tokens_here, t * GROUP + quad * QUAD, I32), OUTPUTS)
             grown[t] = emit.call(build, "llvm.x86.avx512.vpdpbusd.512", sums_type, grown[t], weight, four)
     loop.end(build, [(k, build.add(k, whole(GROUP)))], size, ([sums], [grown]))
 
@@ -132,8 +133,8 @@ def _emit_tile(
         offset = build.load(build.gep(their_offsets, [whole(t)]), align=4)
         scale = build.load(build.gep(their_scales, [whole(t)]), align=4)
         total = build.sitofp(build.add(grown[t], everywhere(build, offset, OUTPUTS)), vector)
-        found = build.fmul(total, build.fmul(everywhere(build, scale, OUTPUTS), shares))
-        build.store(found, build.bitcast(place, vector.as_pointer()), align=4)
+        product = build.fmul(total, build.fmul(everywhere(build, scale, OUTPUTS), shares))
+        build.store(product, build.bitcast(place, vector.as_pointer()), align=4)
 
 
 @njit(nogil=True, cache=True)

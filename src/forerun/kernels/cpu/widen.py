@@ -164,9 +164,9 @@ class SixBitGroups(Stored):
     name, values, size = "Q6_K", 256, 210
 
     def open(self, build: Any, run: Any, lanes: int) -> Any:
-        own = spread(build, halves(build, run, 202), 3, 16)
+        numbers = spread(build, halves(build, run, 202), 3, 16)
         scales = build.sext(load(build, run, 192, ir.VectorType(I8, 16)), _whole(16))
-        return build.fmul(own, build.sitofp(scales, floats(16))), run
+        return build.fmul(numbers, build.sitofp(scales, floats(16))), run
 
     def vector(self, build: Any, opened: Any, index: int, lanes: int) -> Any:
         scales, run = opened
@@ -214,10 +214,10 @@ def _halves_by_bits(build: Any, bits: Any, lanes: int) -> Any:
     endless = build.or_(moved, _all(0x7F800000, lanes))  # infinity and NaN
     steps = build.fmul(build.sitofp(size, floats(lanes)), ir.Constant(floats(lanes), [2.0**-24] * lanes))
     small = build.bitcast(steps, _whole(lanes))  # a whole number of the smallest step
-    found = build.select(build.icmp_signed("<", size, _all(0x0400, lanes)), small, normal)
-    found = build.select(build.icmp_signed(">=", size, _all(0x7C00, lanes)), endless, found)
+    half = build.select(build.icmp_signed("<", size, _all(0x0400, lanes)), small, normal)
+    half = build.select(build.icmp_signed(">=", size, _all(0x7C00, lanes)), endless, half)
     sign = build.shl(build.and_(bits, _all(0x8000, lanes)), _all(16, lanes))
-    return build.bitcast(build.or_(found, sign), floats(lanes))
+    return build.bitcast(build.or_(half, sign), floats(lanes))
 
 
 def spread(build: Any, numbers: Any, index: int, lanes: int) -> Any:

@@ -32,7 +32,7 @@ def run_experts(x: Tensor, routed: Routed, weights: ExpertWeights) -> Tensor:
     """[N, H] -> [N, H]: the sum over a row's experts of share * second(gated(first(x)))."""
     (rows, width), most = x.shape, routed.most
     inner, tiles = weights.second.shape[2], partial(_tile, len(routed.active), x.device)
-    made = x.new_empty(rows * most, inner)
+    inner_states = x.new_empty(rows * most, inner)
     parts = torch.empty(rows * most, width, dtype=torch.float32, device=x.device)
     at_once = min(max(ROWS[0], triton.next_power_of_2(2 * rows * most // len(weights.first))), ROWS[1])
     is_alone = rows == 1 and routed.is_distinct
@@ -40,12 +40,12 @@ def run_experts(x: Tensor, routed: Routed, weights: ExpertWeights) -> Tensor:
     activation = -1 if weights.activation is None else int(weights.activation)
     bias, block = weights.first_bias, tiles(inner)
     first_kernel[(len(routed.active), triton.cdiv(inner, block))](
-        made, x, weights.first, x if bias is None else bias, routed.active, routed.pairs, routed.ends, most, inner,
-        width, ACTIVATION=activation, IN_TURNS=weights.in_turns, HAS_BIAS=bias is not None, BLOCK_N=block, **how,
+        inner_states, x, weights.first, x if bias is None else bias, routed.active, routed.pairs, routed.ends, most,
+        inner, width, ACTIVATION=activation, IN_TURNS=weights.in_turns, HAS_BIAS=bias is not None, BLOCK_N=block, **how,
     )  # fmt: skip
     bias, block = weights.second_bias, tiles(width)
     second_kernel[(len(routed.active), triton.cdiv(width, block))](
-        parts, made, weights.second, x if bias is None else bias, routed.shares, routed.active, routed.pairs,
+        parts, inner_states, weights.second, x if bias is None else bias, routed.shares, routed.active, routed.pairs,
         routed.ends, width, inner, HAS_BIAS=bias is not None, BLOCK_N=block, **how,
     )  # fmt: skip
     out = torch.empty_like(x)

@@ -42,8 +42,8 @@ def linear(x: Tensor | RoundedRows, weight: RoundedWeight, bias: Tensor | None) 
     if weight.scheme.values is torch.int8:
         return scaled_sums(torch._int_mm(rows.values, weight.raw.T), rows.scales, weight.scales, bias, x.dtype)
     scales = weight.scales.float().T
-    made = torch._scaled_mm(rows.values, weight.raw.T, rows.scales.unsqueeze(1), scales, out_dtype=torch.bfloat16)
-    return made.to(x.dtype) if bias is None else (made + bias).to(x.dtype)
+    product = torch._scaled_mm(rows.values, weight.raw.T, rows.scales.unsqueeze(1), scales, out_dtype=torch.bfloat16)
+    return product.to(x.dtype) if bias is None else (product + bias).to(x.dtype)
 
 
 def _parts(x: Tensor | RoundedRows, count: int) -> list[Tensor] | list[RoundedRows]:
@@ -102,8 +102,8 @@ def widen_kernel(
     row = tl.program_id(0).to(tl.int64)
     k = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     raw = tl.load(raw_ptr + row * width + k, mask=k < width, other=0).to(tl.float32)
-    made = raw * tl.load(scale_ptr + row).to(tl.float32)
-    tl.store(out_ptr + row * width + k, made.to(out_ptr.dtype.element_ty), mask=k < width)
+    wide = raw * tl.load(scale_ptr + row).to(tl.float32)
+    tl.store(out_ptr + row * width + k, wide.to(out_ptr.dtype.element_ty), mask=k < width)
 
 
 @triton.jit
@@ -143,8 +143,8 @@ def scale_kernel(
     row = tl.program_id(0).to(tl.int64)
     n = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     there = n < N
-    made = tl.load(sums_ptr + row * N + n, mask=there, other=0).to(tl.float32) * tl.load(row_scale_ptr + row)
-    made *= tl.load(scale_ptr + n, mask=there, other=0.0).to(tl.float32)
+    scaled = tl.load(sums_ptr + row * N + n, mask=there, other=0).to(tl.float32) * tl.load(row_scale_ptr + row)
+    scaled *= tl.load(scale_ptr + n, mask=there, other=0.0).to(tl.float32)
     if HAS_BIAS:
-        made += tl.load(bias_ptr + n, mask=there, other=0.0).to(tl.float32)
-    tl.store(out_ptr + row * N + n, made.to(out_ptr.dtype.element_ty), mask=there)
+        scaled += tl.load(bias_ptr + n, mask=there, other=0.0).to(tl.float32)
+    tl.store(out_ptr + row * N + n, scaled.to(out_ptr.dtype.element_ty), mask=there)

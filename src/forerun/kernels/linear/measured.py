@@ -42,12 +42,12 @@ def prefers_library(rows: int, weight: Tensor, in_pairs: bool) -> bool:
             _put_off.setdefault(key, 0.0)
             return True
     try:
-        found = answers.get(key, lambda: _times(rows, weight, in_pairs))
+        times = answers.get(key, lambda: _times(rows, weight, in_pairs))
     except Busy:  # for now: the library's runs on any device
         _put_off[key] = monotonic() + RETRY
         return True
     _put_off.pop(key, None)
-    return found["kernel"] is None or found["library"] * CLEARLY < found["kernel"]
+    return times["kernel"] is None or times["library"] * CLEARLY < times["kernel"]
 
 
 @cache
@@ -77,8 +77,8 @@ def _times(rows: int, weight: Tensor, in_pairs: bool) -> dict[str, float | None]
     except Exception:  # more shared memory than it has, or an instruction that it lacks
         works.pop("kernel")
     with torch.cuda.device(weight.device):
-        found = {name: round(_microseconds(work), 2) for name, work in works.items()}
-    return {"kernel": None, **found}
+        times = {name: round(_microseconds(work), 2) for name, work in works.items()}
+    return {"kernel": None, **times}
 
 
 def _microseconds(work: Callable[[], Any]) -> float:

@@ -25,18 +25,18 @@ def normed(x: Tensor, norm: Norm | LayerNorm) -> Tensor:
 
 def normed_and_rounded(x: Tensor, norm: Norm | LayerNorm, scheme: Scheme) -> RoundedRows:
     """The norm of each row [N, H], rounded as `rounding.round_rows` does."""
-    made = empty_rows(x, scheme)
-    _launch(x, x, x, x, norm, None, 1.0, False, made, scheme)
-    return made
+    rows = empty_rows(x, scheme)
+    _launch(x, x, x, x, norm, None, 1.0, False, rows, scheme)
+    return rows
 
 
 def added_and_rounded(
     x: Tensor, change: Tensor, norm: Norm | LayerNorm, first: Norm | None, multiplier: float, scheme: Scheme
 ) -> tuple[Tensor, RoundedRows]:
     """`added` with a norm, of which the second result is rounded."""
-    total, made = x.new_empty(x.shape), empty_rows(x, scheme)
-    _launch(x, total, x, change, norm, first, multiplier, True, made, scheme)
-    return total, made
+    total, rows = x.new_empty(x.shape), empty_rows(x, scheme)
+    _launch(x, total, x, change, norm, first, multiplier, True, rows, scheme)
+    return total, rows
 
 
 def added(
@@ -91,16 +91,16 @@ def _launch(
 ) -> None:
     size, heads = x.shape[-1], 1 if x.ndim == 2 else x.shape[1]
     block = triton.next_power_of_2(size)
-    own = norm or Norm(x, 0.0)
+    after = norm or Norm(x, 0.0)
     before = first or Norm(x, 0.0)
-    bias = own.bias if isinstance(own, LayerNorm) else None
+    bias = after.bias if isinstance(after, LayerNorm) else None
     rounded = (x, x) if rows is None else (rows.values, rows.scales)
     norm_kernel[(x.shape[0], heads)](
-        out, total, *rounded, x, change, own.weight, x if bias is None else bias, before.weight, x.stride(0),
+        out, total, *rounded, x, change, after.weight, x if bias is None else bias, before.weight, x.stride(0),
         x.stride(1),
-        size if own.weight.ndim == 2 else 0, own.epsilon, own.offset, before.epsilon, before.offset, multiplier,
+        size if after.weight.ndim == 2 else 0, after.epsilon, after.offset, before.epsilon, before.offset, multiplier,
         HEADS=heads, SIZE=size, BLOCK=block, ADDS=adds, HAS_NORM=norm is not None,
-        CENTRED=isinstance(norm, LayerNorm), HAS_BIAS=bias is not None, WIDE=isinstance(own, LayerNorm) or own.wide,
+        CENTRED=isinstance(norm, LayerNorm), HAS_BIAS=bias is not None, WIDE=isinstance(after, LayerNorm) or after.wide,
         HAS_FIRST=first is not None, FIRST_WIDE=before.wide, num_warps=max(1, min(16, block // 512)),
         LARGEST=0.0 if scheme is None else scheme.largest, FAST=x.device.type != "cpu", **early(x.device),
     )  # fmt: skip
@@ -171,8 +171,8 @@ def norm_kernel(
         if LARGEST > 0:
             x = tl.where(there, rounded_to(x, KIND, FAST), 0.0)
             scale = scale_of(tl.max(tl.abs(x), 0), tl.max((x != x).to(tl.int32), 0), LARGEST)
-            made = narrowed(x, scale, inverse_of(scale), LARGEST, rounded_ptr.dtype.element_ty, FAST)
-            tl.store(rounded_ptr + token * SIZE + d, made, mask=there)
+            numbers = narrowed(x, scale, inverse_of(scale), LARGEST, rounded_ptr.dtype.element_ty, FAST)
+            tl.store(rounded_ptr + token * SIZE + d, numbers, mask=there)
             tl.store(row_scale_ptr + token, scale)
         else:
             tl.store(out_ptr + (token * HEADS + head) * SIZE + d, x.to(KIND), mask=there)

@@ -245,11 +245,11 @@ def _launch(
     places = (x,) * 5 if heads is None else heads.tensors
     tensors = [out, x, *stored, _or(bias, x), _or(residual, x), *places, _or(order, x)]
     cos_row = 0 if heads is None else heads.cos.stride(0)
-    own = norm or Norm(x, 0.0)
+    applied = norm or Norm(x, 0.0)
     if plan.splits:
         more = {"ROWS": max(16, triton.next_power_of_2(rows)), "SPLITS": plan.splits, "UPCAST": needs_upcast(x)}
     else:
-        more = {"STAGES": plan.stages, "HAS_NORM": norm is not None, "NORM_WIDE": own.wide,
+        more = {"STAGES": plan.stages, "HAS_NORM": norm is not None, "NORM_WIDE": applied.wide,
                 "LARGEST": _largest(x, weight)}  # fmt: skip
     options = early(x.device) if may_begin_early(plan, form["FORM"]) else {"EARLY": False}
     case = device.Case(
@@ -262,8 +262,8 @@ def _launch(
     )  # fmt: skip
     grid = triton.cdiv(outputs, plan.block_n)
     if not plan.splits:
-        numbers = outputs, width, cos_row, multiplier, own.epsilon, own.offset
-        device.vector_kernel[(grid,)](*tensors, own.weight, *numbers, CASE=case, num_warps=plan.warps, **options)
+        numbers = outputs, width, cos_row, multiplier, applied.epsilon, applied.offset
+        device.vector_kernel[(grid,)](*tensors, applied.weight, *numbers, CASE=case, num_warps=plan.warps, **options)
         return
     chunk = -(-width // (plan.splits * plan.block_k)) * plan.block_k
     device.tile_kernel[(grid, plan.splits)](

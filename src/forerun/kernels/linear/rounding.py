@@ -21,13 +21,13 @@ def empty_rows(x: Tensor, scheme: Scheme) -> RoundedRows:
 
 def round_rows(x: Tensor, scheme: Scheme) -> RoundedRows:
     """[R, K], each row by its own scale."""
-    (rows, width), made = x.shape, empty_rows(x, scheme)
+    (rows, width), rounded = x.shape, empty_rows(x, scheme)
     block = min(BLOCK, triton.next_power_of_2(width))
     round_kernel[(rows,)](
-        made.values, made.scales, x, width, scheme.largest, BLOCK=block, FAST=x.device.type != "cpu",
+        rounded.values, rounded.scales, x, width, scheme.largest, BLOCK=block, FAST=x.device.type != "cpu",
         num_warps=max(1, min(16, block // 512)), **early(x.device),
     )  # fmt: skip
-    return made
+    return rounded
 
 
 @triton.jit

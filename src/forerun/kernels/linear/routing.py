@@ -43,17 +43,17 @@ def route(x: Tensor, router: Router) -> Routed:
     shares = torch.empty(pairs, dtype=torch.float32, device=x.device)
     numbers = torch.empty(pairs + count + 1 + min(count, pairs), dtype=torch.int32, device=x.device)
     order, ends, active = numbers.split([pairs, count + 1, min(count, pairs)])
-    found = Routed(shares, order, ends, active, router.most, is_distinct=True)
+    routed = Routed(shares, order, ends, active, router.most, is_distinct=True)
     correction = logits if router.correction is None else router.correction
     places = triton.next_power_of_2(rows)
     choose_kernel[(1,)](
-        found.shares, found.pairs, found.ends, found.active, logits, correction, rows, router.multiplier,
+        routed.shares, routed.pairs, routed.ends, routed.active, logits, correction, rows, router.multiplier,
         min(count, pairs), COUNT=count, BLOCK=block, ROWS=places, MOST=router.most, SCORING=int(router.scoring),
         RENORMALISED=router.renormalised, HAS_CORRECTION=router.correction is not None, GROUPS=router.num_groups,
         TOP_GROUPS=router.top_groups, ROUNDED=not (router.is_wide or router.keeps_wide),
         num_warps=min(8, max(1, places * block // 256)),
     )  # fmt: skip
-    return found
+    return routed
 
 
 def sort_pairs(chosen: Tensor, shares: Tensor, count: int) -> Routed:

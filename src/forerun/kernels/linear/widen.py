@@ -22,7 +22,7 @@ INT4 = tl.constexpr(3)
 def lifted(w, FAST: tl.constexpr):
     """int8 -> (w + 128) * 2**-149: the last bits of a float, so that nothing has to be subtracted from each."""
     if FAST:
-        made = tl.inline_asm_elementwise(
+        number = tl.inline_asm_elementwise(
             """
             {
                 .reg .b32 u;
@@ -36,8 +36,8 @@ def lifted(w, FAST: tl.constexpr):
             "=r,=r,=r,=r,r", [w], dtype=tl.float32, is_pure=True, pack=4,
         )  # fmt: skip
     else:
-        made = (w.to(tl.int32) + 128).to(tl.float32, bitcast=True)
-    return made
+        number = (w.to(tl.int32) + 128).to(tl.float32, bitcast=True)
+    return number
 
 
 @triton.jit

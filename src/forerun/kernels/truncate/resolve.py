@@ -59,8 +59,8 @@ def resolve_kernel(
         fits = (within <= MOST) & tl.where(limits.counts, within >= limits.k, over < need)
         if fits & (lies == 0):
             if within <= FEWEST:  # of a peaked row, whose values lie far apart: levels between them help little
-                own = listed + r * SIZE
-                threshold, kept = cut_few(own, within, base, mass, over, limits, FEWEST, FEWEST // 4)
+                row_list = listed + r * SIZE
+                threshold, kept = cut_few(row_list, within, base, mass, over, limits, FEWEST, FEWEST // 4)
                 lies = threshold > NEGATIVE
             elif within <= FEW:
                 w = tl.where(place < within, few, NEGATIVE)
