@@ -96,10 +96,10 @@ class AnswerText:
     def _release(self) -> list[TextPiece]:
         text = "".join(written for _, written in self._held)
         starts = ((stop, max(self._safe - len(stop) + 1, 0)) for stop in self.stops)
-        found = [place for stop, start in starts if (place := text.find(stop, start)) >= 0]
-        if found:
+        places = [place for stop, start in starts if (place := text.find(stop, start)) >= 0]
+        if places:
             self.has_stopped = True
-            return self._take(min(found), cut=True)
+            return self._take(min(places), cut=True)
         return self._take(len(text) - overlap(text, self.stops))
 
     def _take(self, end: int, cut: bool = False) -> list[TextPiece]:

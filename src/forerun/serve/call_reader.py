@@ -94,11 +94,11 @@ class CallReader:
         self._held += text
         while self._held:
             if not self.calls or self.calls[-1].is_complete:
-                found = self._tools.format.head.search(self._held)
-                if found is None:
+                head = self._tools.format.head.search(self._held)
+                if head is None:
                     return
-                self._held = self._held[found.end() :]
-                self.calls.append(ToolCall(_new_id(), found[1]))
+                self._held = self._held[head.end() :]
+                self.calls.append(ToolCall(_new_id(), head[1]))
                 part.begin(len(self.calls) - 1, self.calls[-1])
                 self._object = _ObjectEnd()
             call, end = self.calls[-1], self._object.find(self._held)

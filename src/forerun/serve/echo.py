@@ -29,13 +29,13 @@ class Echo:
         return self._made[prompt]
 
     async def _make(self, prompt: tuple[int, ...]) -> list[TextPiece]:
-        found: Sequence[TokenLogprob | None] = (None,) * len(prompt)
+        scores: Sequence[TokenLogprob | None] = (None,) * len(prompt)
         if self._alternatives is not None:
-            found = await self._backend.prompt_logprobs(prompt, self._alternatives)
+            scores = await self._backend.prompt_logprobs(prompt, self._alternatives)
         if len(prompt) <= SHORT_PROMPT:
-            return self._pieces(prompt, found)
-        return await asyncio.to_thread(self._pieces, prompt, found)
+            return self._pieces(prompt, scores)
+        return await asyncio.to_thread(self._pieces, prompt, scores)
 
-    def _pieces(self, prompt: tuple[int, ...], found: Sequence[TokenLogprob | None]) -> list[TextPiece]:
+    def _pieces(self, prompt: tuple[int, ...], scores: Sequence[TokenLogprob | None]) -> list[TextPiece]:
         texts = texts_of(self._tokenizer, prompt)
-        return [TextPiece(text, token, PROMPT, lp) for text, token, lp in zip(texts, prompt, found, strict=True)]
+        return [TextPiece(text, token, PROMPT, lp) for text, token, lp in zip(texts, prompt, scores, strict=True)]

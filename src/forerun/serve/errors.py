@@ -118,9 +118,9 @@ def _names(error: Any) -> list[str]:
     """Where in a body. Of a union pydantic names the member that failed, too: those are not parts of the body. The last
     part of an unknown field is its name, whatever that is."""
     parts = [str(part) for part in error["loc"]]
-    own = parts[-1:] if error["type"] == "extra_forbidden" else []
-    outer = [part for part in parts[: len(parts) - len(own)] if part != "body" and not _is_kind(part)]
-    return [shortened(part) for part in outer + own]
+    last = parts[-1:] if error["type"] == "extra_forbidden" else []
+    outer = [part for part in parts[: len(parts) - len(last)] if part != "body" and not _is_kind(part)]
+    return [shortened(part) for part in outer + last]
 
 
 def _is_kind(part: str) -> bool:

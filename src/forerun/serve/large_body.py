@@ -90,10 +90,10 @@ class _StepwiseDecoder(JSONDecoder):
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = {}
+    fields = {}
     for name, value in pairs:  # as a loop, since dict(pairs) would be one step
-        found[name] = value
-    return found
+        fields[name] = value
+    return fields
 
 
 def _array(at: tuple[str, int], scan_once: Any, *rest: Any) -> tuple[list[Any], int]:
@@ -114,10 +114,10 @@ def _array(at: tuple[str, int], scan_once: Any, *rest: Any) -> tuple[list[Any], 
 
 def _last_comma(text: str, place: int) -> int | None:
     """Of a piece of numbers that begins here; None where that is short, or something else is."""
-    found = NUMBERS.match(text, place, place + PIECE)
-    if found is None or found.end() - place < PIECE // 2:
+    numbers = NUMBERS.match(text, place, place + PIECE)
+    if numbers is None or numbers.end() - place < PIECE // 2:
         return None
-    comma = text.rfind(",", place, found.end())
+    comma = text.rfind(",", place, numbers.end())
     return comma if comma > place else None
 
 

@@ -143,8 +143,8 @@ class ServedModel:
             return b""
         if token in self._special:
             return str(piece).encode()
-        if found := BYTE.fullmatch(piece):
-            return bytes([int(found[1], 16)])
+        if byte := BYTE.fullmatch(piece):
+            return bytes([int(byte[1], 16)])
         if self._is_byte_level and all(char in self.byte_alphabet for char in piece):
             return bytes(self.byte_alphabet[char] for char in piece)
         return str(piece).replace(SPACE, " ").encode()

@@ -22,19 +22,19 @@ async def prompt_logprobs(
     engine: AsyncEngine, model: Any, prompt: Sequence[int], alternatives: int
 ) -> list[TokenLogprob | None]:
     """One a token; the first has none. Under the model's own distribution, as those of new tokens are."""
-    found: list[TokenLogprob | None] = [None]
+    scores: list[TokenLogprob | None] = [None]
     cache = DynamicCache(config=model.config)
     for start in range(0, len(prompt) - 1, CHUNK):
         inputs, targets = list(prompt[start : start + CHUNK]), list(prompt[start + 1 : start + CHUNK + 1])
         future = engine.between_steps(lambda: _score(model, cache, inputs, targets, alternatives))  # noqa: B023
         try:
-            found += await asyncio.wrap_future(future)
+            scores += await asyncio.wrap_future(future)
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if task is not None and task.cancelling():  # nobody waits for it any more
                 raise
             raise EngineClosed("the engine was closed before this prompt was read") from None
-    return found
+    return scores
 
 
 @torch.inference_mode()

@@ -18,27 +18,27 @@ AT_ONCE = 2**16  # token ids that are looked at before another thread may go on
 FEW_BIASES = 1024  # of more than that, wrong ones are looked for here: a complaint takes more than an item does
 
 
-def _in_pieces(given: Any, validate: Callable[[Any], Any]) -> Any:
+def _in_pieces(values: Any, validate: Callable[[Any], Any]) -> Any:
     """Pydantic looks at a list in one go, and nobody else goes on meanwhile."""
-    if not isinstance(given, list) or len(given) <= AT_ONCE:
-        return validate(given)
+    if not isinstance(values, list) or len(values) <= AT_ONCE:
+        return validate(values)
     try:
-        for start in range(0, len(given), AT_ONCE):
-            validate(given[start : start + AT_ONCE])
+        for start in range(0, len(values), AT_ONCE):
+            validate(values[start : start + AT_ONCE])
     except ValidationError:
-        return validate(given)  # which says where
-    return given
+        return validate(values)  # which says where
+    return values
 
 
-def _biases(given: Any, validate: Callable[[Any], Any]) -> Any:
+def _biases(biases: Any, validate: Callable[[Any], Any]) -> Any:
     """Of many biases the first that is none is complained of, if there is one, and not a million of them."""
-    if not isinstance(given, dict) or len(given) <= FEW_BIASES:
-        return validate(given)
-    for token, bias in given.items():
+    if not isinstance(biases, dict) or len(biases) <= FEW_BIASES:
+        return validate(biases)
+    for token, bias in biases.items():
         if not (token.isdecimal() and len(token) <= 10 and type(bias) in (int, float) and -100 <= bias <= 100):
             validate({token: bias})
-            return validate(given)
-    return {token: float(bias) for token, bias in given.items()}
+            return validate(biases)
+    return {token: float(bias) for token, bias in biases.items()}
 
 
 # Of a list the first wrong item is all that is complained of: a complaint takes more time and memory than an item does.
@@ -59,13 +59,13 @@ class RequestBody(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _one_unknown_field(cls, given: Any) -> Any:
+    def _one_unknown_field(cls, body: Any) -> Any:
         """Of fields that are not here the first is complained of, however many there are."""
-        if not isinstance(given, dict) or len(given) <= len(cls.model_fields):
-            return given
+        if not isinstance(body, dict) or len(body) <= len(cls.model_fields):
+            return body
         names = {field.alias or name for name, field in cls.model_fields.items()}
-        unknown = next((name for name in given if name not in names), None)
-        return {name: value for name, value in given.items() if name in names or name == unknown}
+        unknown = next((name for name in body if name not in names), None)
+        return {name: value for name, value in body.items() if name in names or name == unknown}
 
 
 class StreamOptions(RequestBody):
@@ -119,11 +119,11 @@ class StructuredOutputs(RequestBody):
 
     @model_validator(mode="after")
     def _is_one(self) -> StructuredOutputs:
-        given = [kind for kind, _ in self.asked()]
-        if len(given) != 1:
+        asked_kinds = [kind for kind, _ in self.asked()]
+        if len(asked_kinds) != 1:
             kinds = ", ".join(field.alias or name for name, field in type(self).model_fields.items())
             raise ValueError(
-                f"structured_outputs must hold one of {kinds}, not {' and '.join(given) or 'none of them'}"
+                f"structured_outputs must hold one of {kinds}, not {' and '.join(asked_kinds) or 'none of them'}"
             )
         return self
 

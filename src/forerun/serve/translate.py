@@ -23,13 +23,13 @@ SEEDS = 2**63
 
 def num_sequences(body: CompletionBody) -> int:
     """How many are asked for, known before anything is made for one of them."""
-    return len(_given_prompts(body)) * (body.best_of or body.n or 1)
+    return len(_listed_prompts(body)) * (body.best_of or body.n or 1)
 
 
 def completion_prompts(body: CompletionBody, model: ServedModel) -> list[list[int]]:
     """Token ids of each prompt."""
-    given = _given_prompts(body)
-    prompts = [model.encode(prompt) if isinstance(prompt, str) else list(prompt) for prompt in given]
+    listed = _listed_prompts(body)
+    prompts = [model.encode(prompt) if isinstance(prompt, str) else list(prompt) for prompt in listed]
     if not prompts or not all(prompts):
         raise refused("prompt", "must not be empty: give at least one token")
     for prompt in prompts:
@@ -37,9 +37,9 @@ def completion_prompts(body: CompletionBody, model: ServedModel) -> list[list[in
     return prompts
 
 
-def _given_prompts(body: CompletionBody) -> list[Any]:
-    given: list[Any] = body.prompt if isinstance(body.prompt, list) else [body.prompt]
-    return [given] if given and isinstance(given[0], int) else given
+def _listed_prompts(body: CompletionBody) -> list[Any]:
+    prompts: list[Any] = body.prompt if isinstance(body.prompt, list) else [body.prompt]
+    return [prompts] if prompts and isinstance(prompts[0], int) else prompts
 
 
 def chat_prompt(messages: Sequence[Message], tools: Sequence[Tool] | None, model: ServedModel) -> list[int]:
@@ -160,8 +160,8 @@ def _turn(message: Message) -> dict[str, Any]:
     turn: dict[str, Any] = {"role": role, "content": _text(message.content or "")}
     if message.tool_calls is not None:
         turn["tool_calls"] = [_call(call) for call in message.tool_calls]
-    given = {"name": message.name, "tool_call_id": message.tool_call_id}
-    return turn | {name: value for name, value in given.items() if value is not None}
+    optional = {"name": message.name, "tool_call_id": message.tool_call_id}
+    return turn | {name: value for name, value in optional.items() if value is not None}
 
 
 def _text(content: str | Sequence[TextPart]) -> str:
@@ -208,7 +208,7 @@ def _budget(prompt: Sequence[int], limit: int | None, model: ServedModel, is_def
 def _params(body: Generation, model: ServedModel) -> SamplingParams:
     bias = {int(token): value for token, value in (body.logit_bias or {}).items()}
     model.check_tokens("logit_bias", list(bias))
-    given = {
+    optional = {
         "top_p": body.top_p,
         "min_p": body.min_p,
         "presence_penalty": body.presence_penalty,
@@ -220,7 +220,7 @@ def _params(body: Generation, model: ServedModel) -> SamplingParams:
             temperature=1.0 if body.temperature is None else body.temperature,
             top_k=body.top_k if (body.top_k or 0) > 0 else None,
             logit_bias=bias,
-            **{name: value for name, value in given.items() if value is not None},
+            **{name: value for name, value in optional.items() if value is not None},
         )
     except ForerunError as error:
         raise ApiError(400, str(error)) from error

@@ -183,8 +183,8 @@ class EngineHost:
                 return
             self._scoring[asked.number] = asyncio.get_running_loop(), task
         try:
-            found = await self.backend.prompt_logprobs(asked.prompt, asked.alternatives)
-            self.out.put(Reply(asked.number, pack_scored(found)))
+            scores = await self.backend.prompt_logprobs(asked.prompt, asked.alternatives)
+            self.out.put(Reply(asked.number, pack_scored(scores)))
         except Exception as error:
             self.out.put(failed(asked.number, told(error)))
         finally:

@@ -171,19 +171,19 @@ def pack(message: Any) -> bytes:
     return HEAD.pack(len(data)) + data
 
 
-def pack_scored(found: Sequence[TokenLogprob | None]) -> list[bytes]:
+def pack_scored(scores: Sequence[TokenLogprob | None]) -> list[bytes]:
     """Log-probabilities of a prompt, in pieces: all of a long one would be read in one step of half a second."""
-    pieces = (found[start : start + SCORED_TOKENS] for start in range(0, len(found), SCORED_TOKENS))
+    pieces = (scores[start : start + SCORED_TOKENS] for start in range(0, len(scores), SCORED_TOKENS))
     return [pickle.dumps(piece, pickle.HIGHEST_PROTOCOL) for piece in pieces]
 
 
 async def unpack_scored(pieces: Sequence[bytes]) -> list[TokenLogprob | None]:
     """In an event loop, which goes on with other things between two of them."""
-    found: list[TokenLogprob | None] = []
+    scores: list[TokenLogprob | None] = []
     for piece in pieces:
-        found += pickle.loads(piece)
+        scores += pickle.loads(piece)
         await asyncio.sleep(0)
-    return found
+    return scores
 
 
 class Frames:
