@@ -88,20 +88,20 @@ def check(
     draft = name if name is not None and is_draft_model(name) else None
     if draft is not None:
         refuse_misspelt(draft, "--draft")
-    found = _find_peer(peer, llama_server, model)
-    theirs = found.names(draft is not None and _gguf_file(draft) is not None) if found else ()
+    other = _find_peer(peer, llama_server, model)
+    theirs = other.names(draft is not None and _gguf_file(draft) is not None) if other else ()
     names = check_methods(methods, name, theirs) if methods else default_methods(name, theirs)
     settings = CompareSettings(
         model=without_folders(model), draft=without_folders(name) if name else None, methods=names, peer=peer,
         llama_server=without_folders(llama_server) if llama_server else None,
-        **({"prompt_lengths": PEER_PROMPTS} if found else {}) | (QUICK if quick else {}) | chosen,
+        **({"prompt_lengths": PEER_PROMPTS} if other else {}) | (QUICK if quick else {}) | chosen,
     )  # fmt: skip
     check_draft_split(settings.draft_split, draft_models(name or "none"), settings.tensor_parallel)
     questions = find_questions(data)
     for category in settings.categories:
         questions.of(category)
     drafter = None if draft is not None else name
-    return Comparison(settings, questions, model, draft, drafter, found, MISSING if peer and found is None else None)
+    return Comparison(settings, questions, model, draft, drafter, other, MISSING if peer and other is None else None)
 
 
 def _find_peer(peer: str | None, llama_server: str | None, model: str) -> Peer | None:
@@ -171,12 +171,12 @@ def _peer_methods(asked: Comparison, peer: Peer, bench: Bench) -> AbstractContex
     longest = max((len(prompt) for each in prompts.values() for prompt in each), default=0)
     model = _gguf_file(asked.model)
     assert model is not None
-    given = PeerSettings(
+    peer_settings = PeerSettings(
         model, _gguf_file(asked.draft) if asked.draft else None, max(settings.batch_sizes),
         max(longest, *settings.prompt_lengths, 0) + settings.max_new_tokens, threads=torch.get_num_threads(),
         on_gpu=bench.target.device.type == "cuda", temperature=settings.temperature, seed=settings.seed,
     )  # fmt: skip
-    return peer.methods(given, [name for name in settings.methods if name not in METHODS])
+    return peer.methods(peer_settings, [name for name in settings.methods if name not in METHODS])
 
 
 def run(

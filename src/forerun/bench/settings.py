@@ -172,13 +172,13 @@ class ServeSettings:
     @property
     def limits(self) -> dict[str, float]:
         """Seconds, by measure, that a good request keeps to."""
-        found = {}
+        limits = {}
         for text in self.goodput:
             name, _, value = text.partition(":")
             try:
-                found[name] = float(value) / 1000
+                limits[name] = float(value) / 1000
             except ValueError:
                 name = ""
-            if name not in ("ttft", "tpot", "e2e") or not 0 < found[name] < math.inf:
+            if name not in ("ttft", "tpot", "e2e") or not 0 < limits[name] < math.inf:
                 refuse("goodput", self.goodput, "write milliseconds such as ttft:500,tpot:50,e2e:5000")
-        return found
+        return limits

@@ -68,9 +68,9 @@ class TextComparison:
                 for w in self.ways
             ],
             "identical": (
-                None if self.differences is None else {name: not found for name, found in self.differences.items()}
+                None if self.differences is None else {name: not each for name, each in self.differences.items()}
             ),
-            "differences": {name: [asdict(d) for d in found] for name, found in (self.differences or {}).items()},
+            "differences": {name: [asdict(d) for d in each] for name, each in (self.differences or {}).items()},
             "lossy": self.speculative.lossy,
             "notes": list(self.notes),
         }  # fmt: skip
@@ -232,7 +232,7 @@ def explanations(comparison: TextComparison) -> list[str]:
         return [*lines, f"LOSSY: {comparison.speculative.lossy}. Speed bought so is no speed-up of the same text."]
     if not comparison.greedy:
         return [*lines, "Sampled texts follow the same law and are different draws; `forerun check` tests the law."]
-    return [*lines, *(_agreement(name, found) for name, found in (comparison.differences or {}).items())]
+    return [*lines, *(_agreement(name, each) for name, each in (comparison.differences or {}).items())]
 
 
 def _agreement(name: str, differences: list[Difference]) -> str:

@@ -133,11 +133,11 @@ def _weights(name: str, model: PreTrainedModel) -> str:
     from forerun.loading.load import widened_blocks
     from forerun.models.quantised import describe_weights
 
-    found = describe_weights(model)
+    description = describe_weights(model)
     if not (widened := widened_blocks(name)):
-        return found
+        return description
     kinds = ", ".join(f"{kind} x {count}" for kind, count in widened.items())
-    return f"{found}; plain in memory, for want of products that read them: {kinds}"
+    return f"{description}; plain in memory, for want of products that read them: {kinds}"
 
 
 def _versions() -> dict[str, str]:

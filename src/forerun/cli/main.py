@@ -92,15 +92,15 @@ class LazyGroup(click.Group):
         name = args[0]
         if name not in self.table and not name.startswith("-"):
             raise click.UsageError(f"No such command {name!r}.{_suggest(name, list(self.table))}", ctx=ctx)
-        found, command, rest = super().resolve_command(ctx, args)
+        called, command, rest = super().resolve_command(ctx, args)
         size = rank_and_size()[1]
-        if size > 1 and found not in self.several:
+        if size > 1 and called not in self.several:
             others = ", ".join(f"{self.title} {other}" for other in self.several)
             raise InvalidArgument(
-                f"torchrun has started {size} processes, and `{self.title} {found}` runs in one: start it without"
+                f"torchrun has started {size} processes, and `{self.title} {called}` runs in one: start it without"
                 + (f"; those that use several are {others}" if others else "")
             )
-        return found, command, rest
+        return called, command, rest
 
 
 class ForerunGroup(LazyGroup):

@@ -84,15 +84,15 @@ def in_options(message: str, params: Iterable[click.Parameter]) -> str:
     """
     options = {param.name: param for param in params if isinstance(param, click.Option)}
 
-    def typed(found: re.Match[str]) -> str:
-        if (option := options.get(found["name"])) is None:
-            return found[0]
+    def typed(match: re.Match[str]) -> str:
+        if (option := options.get(match["name"])) is None:
+            return match[0]
         flag = max(option.opts, key=len)
-        if found["several"] is not None:
-            return f"{flag} {','.join(part.strip() for part in found['several'].split(',') if part.strip())}"
-        if found["flag"] is not None:
-            flags = option.opts if found["flag"] == "True" else option.secondary_opts
-            return flags[0] if flags else found[0]
+        if match["several"] is not None:
+            return f"{flag} {','.join(part.strip() for part in match['several'].split(',') if part.strip())}"
+        if match["flag"] is not None:
+            flags = option.opts if match["flag"] == "True" else option.secondary_opts
+            return flags[0] if flags else match[0]
         return f"{flag} "
 
     return _GIVEN.sub(typed, message)

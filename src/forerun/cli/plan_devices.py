@@ -35,16 +35,16 @@ def plan_devices(target: str, options: dict[str, Any], as_json: bool) -> None:
 
     settings = settings_from(DeviceSettings, options)
     shape = ModelShape.of(load_outline(target, dtype=options["dtype"] or "bfloat16", offline=options["offline"]))
-    found = layouts(shape, settings)
-    waits = [] if settings.rate is None else [simulate(shape, settings, layout) for layout in found]
+    fitting = layouts(shape, settings)
+    waits = [] if settings.rate is None else [simulate(shape, settings, layout) for layout in fitting]
     if as_json:
         told = {"prediction": True, "settings": asdict(settings), "model": asdict(shape)}
-        click.echo(json.dumps(told | {"layouts": list(map(asdict, found)), "simulation": list(map(asdict, waits))}))
+        click.echo(json.dumps(told | {"layouts": list(map(asdict, fitting)), "simulation": list(map(asdict, waits))}))
         return
-    tables = [_layout_table(target, found, settings)] + ([_waiting_table(waits, settings)] if waits else [])
+    tables = [_layout_table(target, fitting, settings)] + ([_waiting_table(waits, settings)] if waits else [])
     console = out_console()
     print_tables(tables, console)
-    console.print(_advice(found, waits), markup=False, highlight=False, soft_wrap=True)
+    console.print(_advice(fitting, waits), markup=False, highlight=False, soft_wrap=True)
 
 
 def _name(layout: DeviceLayout) -> str:
@@ -52,7 +52,7 @@ def _name(layout: DeviceLayout) -> str:
     return f"{copies}, whole" if layout.split == 1 else f"{copies}, split over {layout.split}"
 
 
-def _layout_table(target: str, found: list[DeviceLayout], settings: DeviceSettings) -> Table:
+def _layout_table(target: str, fitting: list[DeviceLayout], settings: DeviceSettings) -> Table:
     from forerun.measure.table import Table
 
     rows = tuple(
@@ -66,7 +66,7 @@ def _layout_table(target: str, found: list[DeviceLayout], settings: DeviceSettin
             f"{layout.row_tokens_per_second:.0f}",
             f"{layout.tokens_per_second:.0f}",
         )
-        for layout in found
+        for layout in fitting
     )
     headings = (
         "layout", "GB of weights a device", "tokens of keys a copy", "rows a copy", "ms a round", "of it collectives",
@@ -92,9 +92,9 @@ def _waiting_table(waits: list[Waiting], settings: DeviceSettings) -> Table:
     return Table(f"{settings.rate:g} requests a second, {waits[0].served} of them SIMULATED", headings, rows)
 
 
-def _advice(found: list[DeviceLayout], waits: list[Waiting]) -> str:
-    quick = max(found, key=lambda layout: layout.row_tokens_per_second)
-    most = max(found, key=lambda layout: layout.tokens_per_second)
+def _advice(fitting: list[DeviceLayout], waits: list[Waiting]) -> str:
+    quick = max(fitting, key=lambda layout: layout.row_tokens_per_second)
+    most = max(fitting, key=lambda layout: layout.tokens_per_second)
     lines = [f"Predicted: each row is fastest with {_name(quick)}; most tokens in all come from {_name(most)}."]
     if waits:
         bearing = [one for one in waits if not one.is_overloaded]

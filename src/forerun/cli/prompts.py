@@ -36,8 +36,8 @@ def read_placed(arguments: Sequence[str], file: Path | None) -> list[tuple[str, 
         arguments = ["-"]
     if [*arguments, str(file)].count("-") > 1:
         raise InvalidArgument("standard input was asked for twice, and can be read once: leave one '-' out")
-    given = (_standard_input() if text == "-" else text for text in arguments)
-    prompts = [_argument(text, number) for number, text in enumerate(given, start=1)]
+    texts = (_standard_input() if text == "-" else text for text in arguments)
+    prompts = [_argument(text, number) for number, text in enumerate(texts, start=1)]
     if file is not None:
         prompts += _from_file(file)
     if not prompts:

@@ -99,10 +99,10 @@ def check_gpus(options: dict[str, Any], replicas: ReplicaSettings, device: str) 
         return
     import torch
 
-    each, found = options["tensor_parallel"], torch.cuda.device_count()
-    if each * replicas.most > found:
+    each, present = options["tensor_parallel"], torch.cuda.device_count()
+    if each * replicas.most > present:
         raise InvalidArgument(
-            f"{replicas.most} replicas need {each} GPU each, and there are {found}; at most {found // each} fit"
+            f"{replicas.most} replicas need {each} GPU each, and there are {present}; at most {present // each} fit"
         )
 
 

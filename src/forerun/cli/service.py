@@ -58,10 +58,10 @@ def warm_up(engine: Engine, rows: int, console: Console, clock: Callable[[], flo
             if not console.is_terminal and QUARTERS * done // total > QUARTERS * (done - 1) // total:
                 bar.say(f"recorded {done} of {total} rounds in {spent}")
 
-        made = engine.warm_up(rows, report=report)
-        if made.num_rounds:
-            compiled = f", {made.num_compiled} kernels compiled" if made.num_compiled else ""
-            bar.say(f"ready after {made.seconds:.0f} s: {made.num_rounds} rounds recorded{compiled}")
+        warmed = engine.warm_up(rows, report=report)
+        if warmed.num_rounds:
+            compiled = f", {warmed.num_compiled} kernels compiled" if warmed.num_compiled else ""
+            bar.say(f"ready after {warmed.seconds:.0f} s: {warmed.num_rounds} rounds recorded{compiled}")
 
 
 def make_speech_service(

@@ -61,11 +61,11 @@ def choose_settings(asked: DecodeOptions) -> DecodeSettings:
         tokens = max(chosen.new_tokens // 2, LEAST_TOKENS)
         chosen = replace(chosen, batches=LEADING, new_tokens=tokens, turns=1, alpha_tokens=128, memory_lengths=(8,),
                          peer_tokens=6)  # fmt: skip
-    given: dict[str, Any] = {
+    options: dict[str, Any] = {
         "batches": asked.batch_sizes, "prompt_length": asked.prompt_length, "new_tokens": asked.max_new_tokens,
         "most_seconds": asked.seconds,
     }  # fmt: skip
-    chosen = replace(chosen, **{name: value for name, value in given.items() if value is not None})
+    chosen = replace(chosen, **{name: value for name, value in options.items() if value is not None})
     check_pair(chosen.model, chosen.draft)
     if chosen.new_tokens < LEAST_TOKENS:
         raise InvalidArgument(

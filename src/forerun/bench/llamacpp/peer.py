@@ -74,13 +74,13 @@ class ServerPeer:
             settings.draft,
         )  # fmt: skip
         with ExitStack() as stack:
-            made: list[Method] = []
+            methods: list[Method] = []
             for name in names:
                 mode = name.removeprefix(f"{PEER}-") if name != PEER else NO_DRAFTS
                 server = stack.enter_context(started(shared, mode))
                 title = PEER if name == PEER else f"{PEER} {mode}"
-                made.append(WithLlamaServer(name, title, server, settings.temperature, settings.seed))
-            yield made
+                methods.append(WithLlamaServer(name, title, server, settings.temperature, settings.seed))
+            yield methods
 
 
 @dataclass(frozen=True, slots=True)

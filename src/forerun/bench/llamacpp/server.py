@@ -118,8 +118,8 @@ def modes_of(program: Path) -> tuple[str, ...]:
         raise ForerunError(
             f"{str(program)!r} does not run ({error}); is it a llama-server for this machine?"
         ) from error
-    found = re.search(r"--spec-type\s+([\w,|\-]+)", told)
-    return tuple(re.split(r"[,|]", found[1])) if found else ()
+    match = re.search(r"--spec-type\s+([\w,|\-]+)", told)
+    return tuple(re.split(r"[,|]", match[1])) if match else ()
 
 
 @contextmanager

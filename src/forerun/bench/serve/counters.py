@@ -35,10 +35,10 @@ async def read_counters(client: ApiClient) -> Counters | None:
 
 def parse(text: str) -> Counters | None:
     """From Prometheus' format."""
-    found: dict[str, float] = {}
+    counts: dict[str, float] = {}
     for line in text.splitlines():
         name = line.partition("{")[0].partition(" ")[0]
         for field, wanted in NAMES.items():
             if name == wanted:
-                found[field] = found.get(field, 0.0) + float(line.rpartition(" ")[2])
-    return Counters(**found) if found.keys() == NAMES.keys() else None
+                counts[field] = counts.get(field, 0.0) + float(line.rpartition(" ")[2])
+    return Counters(**counts) if counts.keys() == NAMES.keys() else None

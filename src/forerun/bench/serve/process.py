@@ -37,9 +37,9 @@ def _address(process: subprocess.Popen[str], tell: Callable[[str], None]) -> str
     assert process.stderr is not None
     told: list[str] = []
     for line in process.stderr:
-        if found := ADDRESS.match(line):
+        if match := ADDRESS.match(line):
             _drain(process)
-            return found[1]
+            return match[1]
         told.append(line.strip())
         tell(told[-1])
     raise ServerError(f"the server did not start: {' '.join(told[-LAST_LINES:])}")

@@ -173,17 +173,17 @@ def _errors(results: ServeResults) -> list[str]:
 
 def _disagreements(results: ServeResults) -> list[str]:
     """Where usage and metrics differ, something is wrong, or somebody else was served, too."""
-    found = []
+    disagreements = []
     for level in results.measured:
         told, read = told_counts(level), results.counters.get(level.name)
         if told is None or read is None or len(answered(level)) < len(level.samples):
             continue
         if (told.drafted, told.accepted) != (read.drafted, read.accepted):
-            found.append(
+            disagreements.append(
                 f"at {level.name} the answers tell {told.accepted} of {told.drafted} drafted tokens accepted and the "
                 f"server's metrics {read.accepted} of {read.drafted}: somebody else was served, too"
             )
-    return found
+    return disagreements
 
 
 def _row(level: Level, sample: Sample) -> dict[str, Any]:

@@ -43,8 +43,8 @@ def values(level: Level, measure: str) -> list[float]:
     """Seconds of all that were answered; of chunks, the times between them."""
     if measure == "itl":
         return [gap for sample in answered(level) for gap in sample.gaps]
-    found: Iterable[float | None] = (getattr(sample, measure) for sample in answered(level))
-    return [value for value in found if value is not None]
+    measured: Iterable[float | None] = (getattr(sample, measure) for sample in answered(level))
+    return [value for value in measured if value is not None]
 
 
 def percentile(numbers: Sequence[float], percent: float) -> float:
