@@ -24,14 +24,14 @@ def kept_apart(model: Any) -> Iterator[None]:
     verdicts = _Verdicts(model._need_fallback)
     tries = _Tries(model.generate_with_fallback, verdicts)
     prompts = _Prompts(model._prepare_decoder_input_ids)
-    own = {name: vars(model)[name] for name in REPLACED if name in vars(model)}  # of somebody who patched it, too
+    replaced = {name: vars(model)[name] for name in REPLACED if name in vars(model)}  # of somebody who patched it, too
     vars(model).update(zip(REPLACED, (verdicts, tries, prompts), strict=True))
     try:
         yield
     finally:
         for name in REPLACED:
             delattr(model, name)
-        vars(model).update(own)
+        vars(model).update(replaced)
 
 
 class _Verdicts:
@@ -68,7 +68,7 @@ class _Tries:
         conditions, rows = list(do_condition_on_prev_tokens), list(range(len(texts)))
         for temperature in temperatures:
             self.verdicts.again.clear()
-            made = self.decode(
+            tried = self.decode(
                 **{**others, "cur_bsz": len(rows)},
                 segment_input=segment_input[rows],
                 decoder_input_ids=decoder_input_ids[rows],
@@ -77,8 +77,8 @@ class _Tries:
                 do_condition_on_prev_tokens=[False] * len(rows),
                 kwargs=_of_rows(kwargs, rows),
             )
-            kind = made[-1]
-            for row, text, output, skip, condition in zip(rows, *made[:-1], strict=True):
+            kind = tried[-1]
+            for row, text, output, skip, condition in zip(rows, *tried[:-1], strict=True):
                 texts[row], outputs[row], skips[row], conditions[batch_idx_map[row]] = text, output, skip, condition
             rows = [row for row, again in zip(rows, self.verdicts.again, strict=True) if again]
             if not rows:
@@ -103,7 +103,7 @@ class _Prompts:
         kwargs: dict[str, Any],
         **others: Any,
     ) -> tuple[Tensor, dict[str, Any]]:
-        made = [
+        prepared = [
             self.prepare(
                 **{**others, "cur_bsz": 1},
                 init_tokens=init_tokens[[which]],
@@ -115,12 +115,12 @@ class _Prompts:
             )
             for which in batch_idx_map
         ]
-        given = {name: value for name, value in kwargs.items() if name != "decoder_attention_mask"}
-        ids = _padded_left([own[0] for own, _ in made], generation_config.pad_token_id)
-        if any("decoder_attention_mask" in more for _, more in made):
-            masks = [more.get("decoder_attention_mask", torch.ones_like(own).bool())[0] for own, more in made]
-            given["decoder_attention_mask"] = _padded_left(masks, False)
-        return ids, given
+        keywords = {name: value for name, value in kwargs.items() if name != "decoder_attention_mask"}
+        ids = _padded_left([row[0] for row, _ in prepared], generation_config.pad_token_id)
+        if any("decoder_attention_mask" in more for _, more in prepared):
+            masks = [more.get("decoder_attention_mask", torch.ones_like(row).bool())[0] for row, more in prepared]
+            keywords["decoder_attention_mask"] = _padded_left(masks, False)
+        return ids, keywords
 
 
 def _of_rows(kwargs: dict[str, Any], rows: list[int]) -> dict[str, Any]:

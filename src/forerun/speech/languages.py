@@ -43,18 +43,18 @@ def detections(model: Any) -> Iterator[list[str]]:
 
     transformers asks it within `generate` and tells nobody.
     """
-    found: list[str] = []
+    detected: list[str] = []
     detect = model.detect_language
 
     def listen(*arguments: Any, **keywords: Any) -> Tensor:
         ids: Tensor = detect(*arguments, **keywords)
         codes = _codes(model.generation_config)
-        found.extend(codes[number] for number in ids.tolist())
+        detected.extend(codes[number] for number in ids.tolist())
         return ids
 
     model.detect_language = listen
     try:
-        yield found
+        yield detected
     finally:
         del model.detect_language
 

@@ -69,9 +69,9 @@ class Rules:
     @classmethod
     def of(cls, processors: Iterable[Any], device: torch.device) -> Rules | None:
         """The rules these processors stand for; None where one of them is not known here."""
-        given = list(processors)
-        by_kind: dict[type, Any] = {type(processor): processor for processor in given}
-        repeated = len(by_kind) < len(given)
+        listed = list(processors)
+        by_kind: dict[type, Any] = {type(processor): processor for processor in listed}
+        repeated = len(by_kind) < len(listed)
         never = by_kind.pop(SuppressTokensLogitsProcessor, None)
         not_first = by_kind.pop(SuppressTokensAtBeginLogitsProcessor, None)
         times = by_kind.pop(WhisperTimeStampLogitsProcessor, None)

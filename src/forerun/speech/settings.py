@@ -49,7 +49,7 @@ class SpeechSettings:
 
     def keywords(self, model: Any, is_long: bool) -> dict[str, Any]:
         """For the model's `generate`."""
-        given = {
+        keywords = {
             "return_timestamps": self.timestamps or is_long,
             "temperature": self.temperature,
             "compression_ratio_threshold": self.compression_ratio_threshold,
@@ -58,7 +58,7 @@ class SpeechSettings:
             "condition_on_prev_tokens": self.condition_on_previous,
             **self._speech(model.generation_config),
         }
-        return {name: value for name, value in given.items() if value is not None}
+        return {name: value for name, value in keywords.items() if value is not None}
 
     def _speech(self, config: Any) -> dict[str, Any]:
         """Language and task, which an English-only model takes neither of."""

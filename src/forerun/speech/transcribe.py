@@ -148,15 +148,14 @@ class Transcriber:
         features, mask = self._features(clips, is_long)
         ready = time.perf_counter()
         model = self.model
-        with self.monitor.of(model), detections(model) as found, kept_apart(model), torch.inference_mode():
+        with self.monitor.of(model), detections(model) as detected, kept_apart(model), torch.inference_mode():
             output = model.generate(
                 features, attention_mask=mask, return_segments=True, monitor_progress=progress, **keywords
             )
         self._account(clips, started, ready, heard)
         progress.finish()
-        languages: list[str | None] = [*found] or [spoken(self.settings.language, self.model.generation_config)] * len(
-            clips
-        )
+        language = spoken(self.settings.language, self.model.generation_config)
+        languages: list[str | None] = [*detected] or [language] * len(clips)
         return [
             Transcript(clip.path, clip.seconds, tuple(self._segment(clip, each) for each in segments), clip.note, said)
             for clip, segments, said in zip(clips, output["segments"], languages, strict=True)

@@ -43,9 +43,9 @@ class WindowCall:
     def of(
         cls, model: PreTrainedModel, processors: Sequence[Any], config: GenerationConfig, input_ids: Tensor
     ) -> WindowCall:
-        given = Processors.of(processors, config, model, input_ids.shape[1])
-        refuse_by_row(given.before, len(input_ids))
-        others = tuple(p for p in given.before if not isinstance(p, WhisperNoSpeechDetection))
+        grouped = Processors.of(processors, config, model, input_ids.shape[1])
+        refuse_by_row(grouped.before, len(input_ids))
+        others = tuple(p for p in grouped.before if not isinstance(p, WhisperNoSpeechDetection))
         return cls(
             budget=int(config.max_length or 0) - input_ids.shape[1],
             params=_params(config),
@@ -53,8 +53,8 @@ class WindowCall:
             pad=int(config.pad_token_id),
             rules=Rules.of(others, input_ids.device),
             others=others,
-            warpers=given.warpers,
-            detector=next((p for p in given.before if isinstance(p, WhisperNoSpeechDetection)), None),
+            warpers=grouped.warpers,
+            detector=next((p for p in grouped.before if isinstance(p, WhisperNoSpeechDetection)), None),
             wants_scores=bool(config.return_dict_in_generate and config.output_scores),
             wants_dict=bool(config.return_dict_in_generate),
         )
@@ -90,5 +90,5 @@ def _params(config: GenerationConfig) -> SamplingParams:
     """As in transformers, whose Whisper also keeps to the 50 likeliest tokens where it samples and nobody says else."""
     if not config.do_sample:
         return SamplingParams()
-    given = {name: getattr(config, name) for name in SAMPLING}
-    return SamplingParams(**{"temperature": 1.0} | {name: value for name, value in given.items() if value is not None})
+    named = {name: getattr(config, name) for name in SAMPLING}
+    return SamplingParams(**{"temperature": 1.0} | {name: value for name, value in named.items() if value is not None})
