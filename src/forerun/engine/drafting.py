@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import Any, NamedTuple
+from itertools import starmap
+from typing import Any, NamedTuple, TypeVar
 from weakref import ReferenceType, ref
 
 import torch
@@ -32,6 +33,9 @@ from forerun.types import BatchView, Draft, DraftContext, Keys, LawParams, Round
 PLAIN = "such rounds decode plainly"
 # Attribute of a drafter that has no clone of its own: a weak reference to the engine side that admitted a row last.
 LAST_USER = "_forerun_last_user"
+
+
+T = TypeVar("T")
 
 
 class Drafted(NamedTuple):
@@ -83,31 +87,26 @@ class Drafting:
         """How much to draft for each row."""
         if self.drafter is None:
             return (0,) * len(view.rows)
-        try:
-            return self._within(self.policy.lengths(view), view.max_lengths)
-        except Exception as error:
-            self.faults.report(self.policy.unwrapped, error, PLAIN)
-            return (0,) * len(view.rows)
+        none = (0,) * len(view.rows)
+        return self._ask(self.policy, lambda: self._within(self.policy.lengths(view), view.max_lengths), none, PLAIN)
 
     def unread(self, batch: Sequence[Row]) -> tuple[int, ...]:
         """Tokens of each row that would have to be taken in before a draft is drawn; empty where there are none."""
-        if self.drafter is None:
-            return ()
-        try:
-            counts = tuple(self.drafter.num_unread(row.number, len(row.history)) for row in batch if row.number >= 0)
-        except Exception as error:
-            self.faults.report(self._users_drafter, error, "what it has not read is not counted")
-            return ()
-        return counts if any(counts) else ()
+        drafter, none = self.drafter, tuple[int, ...]()
+        if drafter is None:
+            return none
+        known = [(row.number, len(row.history)) for row in batch if row.number >= 0]
+        consequence = "what it has not read is not counted"
+        counts = self._ask(drafter, lambda: tuple(starmap(drafter.num_unread, known)), none, consequence)
+        return counts if any(counts) else none
 
     def are_predictions(self, evidence: Sequence[int]) -> tuple[bool, ...]:
         """Which drafts, by their evidence, are of a prediction."""
-        assert self.drafter is not None
-        try:
-            return tuple(map(self.drafter.is_prediction, evidence))
-        except Exception as error:
-            self.faults.report(self._users_drafter, error, "such drafts count as drawn")
-            return (False,) * len(evidence)
+        drafter, none = self.drafter, (False,) * len(evidence)
+        assert drafter is not None
+        return self._ask(
+            drafter, lambda: tuple(map(drafter.is_prediction, evidence)), none, "such drafts count as drawn"
+        )
 
     @property
     def finds_copies(self) -> bool:
@@ -164,7 +163,7 @@ class Drafting:
         try:
             numbers = draft_uniforms(keys, self._num_draws(max(lengths)), self.rule) if any(lengths) else None
         except Exception as error:  # a drafter that cannot say how many numbers it draws
-            self.faults.report(self._users_drafter, error, PLAIN)
+            self.faults.report(self.drafter.unwrapped, error, PLAIN)
             return self._nothing(batch)
         context = replace(
             context,
@@ -225,38 +224,29 @@ class Drafting:
         )
 
     def _propose(self, drafter: Drafter, context: DraftContext) -> Draft | None:
-        """The drafter's answer, where it is one."""
+        """The drafter's answer, where it is one; `drafter` may be the part of it that copies."""
+        assert self.drafter is not None
         try:
             return checked(drafter.propose(context), context, self.rule, self.target, self._is_ours)
         except CacheFull:  # nobody's fault: fewer rows will do
             raise
         except Exception as error:
-            self.faults.report(self._users_drafter, error, PLAIN)
+            self.faults.report(self.drafter.unwrapped, error, PLAIN)
             return None
 
     def observe(self, outcome: RoundOutcome) -> None:
         """Let the policy know what became of a round."""
-        try:
-            self.policy.observe(outcome)
-        except Exception as error:
-            self.faults.report(self.policy.unwrapped, error, "it learns nothing from such rounds")
+        self._ask(self.policy, lambda: self.policy.observe(outcome), None, "it learns nothing from such rounds")
 
     def forget(self, request_ids: tuple[int, ...]) -> None:
         """Let the policy know which requests have ended, also those of whose end no round has told."""
-        try:
-            self.policy.forget(request_ids)
-        except Exception as error:
-            self.faults.report(self.policy.unwrapped, error, "what it keeps of requests that have ended is its own")
+        consequence = "what it keeps of requests that have ended is its own"
+        self._ask(self.policy, lambda: self.policy.forget(request_ids), None, consequence)
 
     def policy_for_seed(self) -> Policy:
         """The policy of a sampled call that names a seed: the one there is, where it does not say another."""
-        try:
-            return wrapped(self.policy.for_seed())
-        except Exception as error:
-            self.faults.report(
-                self.policy.unwrapped, error, "in calls that name a seed it chooses lengths as in others"
-            )
-            return self.policy
+        consequence = "in calls that name a seed it chooses lengths as in others"
+        return self._ask(self.policy, lambda: wrapped(self.policy.for_seed()), self.policy, consequence)
 
     @property
     def capture_seconds(self) -> float:
@@ -264,17 +254,14 @@ class Drafting:
 
     def notify(self, verb: str, *arguments: Any) -> None:
         """Call `drafter.verb(*arguments)`. One that fails drafts worse, or not at all; the text is the target's."""
-        if self.drafter is None:
+        if (drafter := self.drafter) is None:
             return
         if verb == "release":
             self._rows.discard(arguments[0])
-        if verb == "admit" and shares_rows(self.drafter):
-            self._check_shared()
+        if verb == "admit" and shares_rows(drafter):
+            self._check_shared(drafter.unwrapped)
             self._rows.add(arguments[0])
-        try:
-            getattr(self.drafter, verb)(*arguments)
-        except Exception as error:
-            self.faults.report(self._users_drafter, error, PLAIN)
+        self._ask(drafter, lambda: getattr(drafter, verb)(*arguments), None, PLAIN)
 
     def _nothing(self, batch: Sequence[Row]) -> Drafted:
         draft = empty_draft(len(batch), self.target.vocab_size, self.target.device)
@@ -304,27 +291,24 @@ class Drafting:
         self.faults.report(self.policy.unwrapped, error, "such lengths are cut to the room there is")
         return tuple(map(min, lengths, rooms))
 
-    def _check_shared(self) -> None:
+    def _check_shared(self, drafter: Any) -> None:
         """Engines number their rows alike: a drafter that keeps state by these numbers mixes up two of them."""
-        known = vars(self._users_drafter) if hasattr(self._users_drafter, "__dict__") else {}
+        known = vars(drafter) if hasattr(drafter, "__dict__") else {}
         last: ReferenceType[Drafting] | None = known.get(LAST_USER)
         other = None if last is None else last()
         known[LAST_USER] = ref(self)
         if other is not None and other is not self and other._rows and not self._warned_of_sharing:
             self._warned_of_sharing = True
             warnings.warn(
-                f"{type(self._users_drafter).__name__} keeps rows of two decoders and cannot tell them apart, so "
-                "drafts get worse; make a second one, or give the class a method clone() that returns one without rows",
+                f"{type(drafter).__name__} keeps rows of two decoders and cannot tell them apart, so drafts get "
+                "worse; make a second one, or give the class a method clone() that returns one without rows",
                 ForerunWarning, stacklevel=4,
             )  # fmt: skip
 
     def _num_draws(self, longest: int) -> int:
-        assert self.drafter is not None
-        try:
-            return self.drafter.num_draws(longest)
-        except Exception as error:
-            self.faults.report(self._users_drafter, error, PLAIN)
-            return longest
+        drafter = self.drafter
+        assert drafter is not None
+        return self._ask(drafter, lambda: drafter.num_draws(longest), longest, PLAIN)
 
     def _copy_lengths(self, view: BatchView) -> tuple[int, ...] | None:
         """Room for copies beside drawn drafts; a policy that says nothing of it treats both alike."""
@@ -339,20 +323,19 @@ class Drafting:
 
     def _flag(self, whose: Policy | Drafter, name: str) -> bool:
         """A flag, which may be a user's property; False where reading it fails."""
-        try:
-            return bool(getattr(whose, name))
-        except Exception as error:
-            self.faults.report(whose.unwrapped, error, f"it is taken for one without {name}")
-            return False
+        return self._ask(whose, lambda: bool(getattr(whose, name)), False, f"it is taken for one without {name}")
 
     @property
     def _drawn_evidence(self) -> int:
         return 0 if self.drafter is None else self.drafter.drawn_evidence
 
-    @property
-    def _users_drafter(self) -> Any:
-        """The user's own object, which errors are reported of."""
-        return None if self.drafter is None else self.drafter.unwrapped
+    def _ask(self, whose: Policy | Drafter, question: Callable[[], T], otherwise: T, consequence: str) -> T:
+        """The answer to a question, or `otherwise` where whoever was asked fails."""
+        try:
+            return question()
+        except Exception as error:
+            self.faults.report(whose.unwrapped, error, consequence)
+            return otherwise
 
 
 def _rooms(draft: Draft, seen: Draft) -> list[int]:
