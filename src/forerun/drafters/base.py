@@ -177,13 +177,16 @@ class PlainDrafter(Drafter):
     its parts or split models or put it into recorded rounds: `parts`, `split_models`, `copying_part`, `device_draft`.
     """
 
+    OPTIONAL = (
+        "copies", "makes_trees", "takes_predictions", "drawn_evidence", "needs_clock", "bind", "has_changed", "admit",
+        "read", "predict", "is_prediction", "release", "prepare", "num_draws", "num_unread",
+    )  # fmt: skip
+
     def __init__(self, plain: Any) -> None:
         self.plain = plain
-        self.copies = bool(getattr(plain, "copies", False))
-        self.makes_trees = bool(getattr(plain, "makes_trees", False))
-        self.takes_predictions = bool(getattr(plain, "takes_predictions", False))
-        self.drawn_evidence = int(getattr(plain, "drawn_evidence", 0))
-        self.needs_clock = bool(getattr(plain, "needs_clock", False))
+        for name in self.OPTIONAL:
+            if hasattr(plain, name):
+                setattr(self, name, getattr(plain, name))
 
     @property
     def unwrapped(self) -> Any:
@@ -215,41 +218,6 @@ class PlainDrafter(Drafter):
     def clone(self) -> Self:
         """By the object's class alone: one that passes every unknown name on would give its inner one's clone."""
         return type(self)(self.plain.clone()) if hasattr(type(self.plain), "clone") else self
-
-    def bind(self, target: Scorer, tokenizer: Any = None) -> None:
-        self._call("bind", target, tokenizer)
-
-    def has_changed(self) -> bool:
-        return bool(self._call("has_changed"))
-
-    def admit(self, row: int, prompt: Sequence[int]) -> None:
-        self._call("admit", row, prompt)
-
-    def read(self, row: int, source: Source) -> None:
-        self._call("read", row, source)
-
-    def predict(self, row: int, prediction: Sequence[int], start: int) -> None:
-        self._call("predict", row, prediction, start)
-
-    def is_prediction(self, evidence: int) -> bool:
-        return bool(self._call("is_prediction", evidence))
-
-    def release(self, row: int) -> None:
-        self._call("release", row)
-
-    def prepare(self, rows: Sequence[int], histories: Sequence[Sequence[int]]) -> None:
-        self._call("prepare", rows, histories)
-
-    def num_draws(self, longest: int) -> int:
-        number: int | None = self._call("num_draws", longest)
-        return longest if number is None else number
-
-    def num_unread(self, row: int, length: int) -> int:
-        return int(self._call("num_unread", row, length) or 0)
-
-    def _call(self, name: str, *arguments: Any) -> Any:
-        method = getattr(self.plain, name, None)
-        return None if method is None else method(*arguments)
 
 
 def as_drafter(value: Any) -> Drafter:
