@@ -27,7 +27,7 @@ from forerun.train.options import KINDS, EvaluateOptions, TrainOptions
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from forerun.train.costs import StepCosts
+    from forerun.plan.costs import RoundCosts
     from forerun.train.loop import Trained
 
 SHAPE, DATA, LEARNING, RUN, MACHINE = "The draft", "Data", "Learning", "The run", "Machine"
@@ -226,7 +226,7 @@ def special_tokens(target: Any, tokenizer: Any) -> set[int]:
     return {*stop_ids(target), *(getattr(tokenizer, "all_special_ids", None) or ())}
 
 
-def _costs(target: Any, tokenizer: Any, options: TrainOptions, data: Any) -> StepCosts | None:
+def _costs(target: Any, tokenizer: Any, options: TrainOptions, data: Any) -> RoundCosts:
     """What a step of this draft costs here, measured on its untrained shape: an early answer to whether it can pay."""
     import tempfile
 
@@ -240,8 +240,7 @@ def _costs(target: Any, tokenizer: Any, options: TrainOptions, data: Any) -> Ste
     prompt = text.tokens[: max(text.prompt_length, 1)].tolist()
     with tempfile.TemporaryDirectory() as place:
         write_drafter(Path(place), target, initial, {}, target.dtype)
-        timing = EvaluateOptions(max_new_tokens=24)
-        return measure_costs(target, tokenizer, Path(place), [prompt] * 3, timing)
+        return measure_costs(target, Path(place), [prompt], EvaluateOptions())
 
 
 def _print(trained: Trained, console: Console) -> None:

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from forerun.train.costs import StepCosts
+    from forerun.plan.costs import RoundCosts
     from forerun.train.loop import TrainProgress
 
 
 class TrainingBar:
     """A progress bar on a terminal; elsewhere one line every now and then."""
 
-    def __init__(self, console: Console, costs: StepCosts | None) -> None:
+    def __init__(self, console: Console, costs: RoundCosts | None) -> None:
         from forerun.measure.progress import Bar
 
         self.console, self.costs = console, costs
@@ -27,7 +27,8 @@ class TrainingBar:
         self._bar.__enter__()
         self._bar.start("training", total=1.0)
         if self.costs is not None:
-            self._bar.say(f"a draft step costs {self.costs.draft_ratio:.2f} of a target step here")
+            ratio = self.costs.draft_ratio(max(self.costs.whole))
+            self._bar.say(f"a draft step costs {ratio:.2f} of a target step here")
         return self
 
     def __exit__(self, *error: Any) -> None:
@@ -50,8 +51,8 @@ class TrainingBar:
             self._bar.say(held_out(progress.proxy, self.costs))
 
 
-def held_out(proxy: Any, costs: StepCosts | None) -> str:
-    from forerun.train.costs import survival_of, weigh
+def held_out(proxy: Any, costs: RoundCosts | None) -> str:
+    from forerun.train.evaluate import survival_of, weigh
 
     rates = " ".join(f"{rate:.3f}" for rate in proxy.acceptance)
     text = (

@@ -1,12 +1,13 @@
-"""What a draft is worth in use: held-out prompts decoded by the engine, tokens counted, seconds measured."""
+"""What a draft is worth in use: held-out prompts decoded by the engine, tokens counted, rounds timed."""
 
 from __future__ import annotations
 
-import statistics
+import operator
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +19,20 @@ from forerun.drafters import ParallelHeads, from_folder
 from forerun.drafters.choose import behind_lookup
 from forerun.engine import RowResult, Stats
 from forerun.errors import ForerunWarning, InvalidArgument
+from forerun.math.theory import best_length
 from forerun.measure.provenance import Provenance
 from forerun.measure.record import Record
 from forerun.measure.repetition import repeated_share
 from forerun.models.families import context_length
+from forerun.plan import costs as round_costs
+from forerun.plan.costs import RoundCosts
+from forerun.plan.rounds import EngineRunner, prompt_batches
 from forerun.prompts import rows_of, uses_template
-from forerun.train.costs import StepCosts, weigh
 from forerun.train.options import EvaluateOptions
 from forerun.train.prompts import encode_reading, read_prompts
 from forerun.train.report import ALL, evaluation_record
+
+TIMED_TOKENS, REPEATS = 64, 8  # new tokens of prompts whose rounds are timed, and rounds of each draft length
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +41,41 @@ class CategorizedPrompt:
 
     tokens: tuple[int, ...]
     category: str
+
+
+@dataclass(frozen=True, slots=True)
+class Payoff:
+    """What acceptance and costs come to."""
+
+    draft_length: int  # the best one; 0 where not drafting is best
+    speedup: float  # over plain decoding, at that length
+
+    @property
+    def pays(self) -> bool:
+        return self.draft_length > 0
+
+    def __str__(self) -> str:
+        if not self.pays:
+            return "this will not pay: no draft length is faster than plain decoding here"
+        return f"this will pay: {self.speedup:.2f} times plain decoding with drafts of {self.draft_length}"
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"pays": self.pays, "draft_length": self.draft_length, "speedup": self.speedup, "text": str(self)}
+
+
+def weigh(survival: Sequence[float], costs: RoundCosts) -> Payoff:
+    """`survival[i]` is the chance that token i + 1 of a draft and all before it are kept."""
+
+    def seconds(length: int) -> float:
+        return costs.of_round(length, length) if length else costs.plain
+
+    length = best_length(survival, seconds)
+    return Payoff(length, (1 + sum(survival[:length])) * costs.plain / seconds(length))
+
+
+def survival_of(acceptance: Sequence[float]) -> list[float]:
+    """From the chance of each token where it is reached to the chance that all up to it are kept."""
+    return list(accumulate(acceptance, operator.mul))
 
 
 def read_prompts_by_category(path: Path, tokenizer: Any, limit: int | None = None) -> list[CategorizedPrompt]:
@@ -80,54 +121,22 @@ def evaluate(
         rows += [{"temperature": temperature, **row} for row in _rows(prompts, decoded)]
     details: dict[str, Any] = {}
     if options.timed:
-        costs = measure_costs(
-            target, tokenizer, folder, [prompt.tokens for prompt in prompts[: options.timed]], options
-        )
-        if costs is None:
-            reason = f"answers of at most {options.max_new_tokens} tokens are over before a draft can be timed"
-            warnings.warn(f"costs were not measured: {reason}; raise max_new_tokens", ForerunWarning, stacklevel=2)
-        else:
-            details = {"costs": costs.as_dict(), "verdict": weigh(rows[0]["survival_by_position"], costs).as_dict()}
+        costs = measure_costs(target, folder, [prompt.tokens for prompt in prompts[: options.timed]], options)
+        details = {"costs": costs.facts(), "verdict": weigh(rows[0]["survival_by_position"], costs).as_dict()}
     settings = {"draft": folder.name, "source": source, "prompts": len(prompts), **asdict(options)}
     return evaluation_record(provenance, settings, rows, details)
 
 
 def measure_costs(
-    target: PreTrainedModel,
-    tokenizer: Any,
-    folder: Path,
-    prompts: Sequence[Sequence[int]],
-    options: EvaluateOptions,
-) -> StepCosts | None:
-    """Greedy decoding of single prompts, plainly and with drafts; medians over the prompts after one to warm up.
-
-    None where most answers end before a plain step, or before a draft.
-    """
-    plain = _timed(SpeculativeDecoder(target, None, tokenizer=tokenizer), prompts, options)
-    drafter = from_folder(folder)
-    decoder = SpeculativeDecoder(target, drafter, policy=options.draft_length, tokenizer=tokenizer)
-    drafted = _timed(decoder, prompts, options)
-    target_step = statistics.median(s.seconds.score / max(s.rounds, 1) for s in plain)
-    draft_step = statistics.median(s.seconds.draft / max(s.num_draft_tokens, 1) for s in drafted)
-    if not target_step or not statistics.median(s.num_draft_tokens for s in drafted):
-        return None
-    most = drafter.num_blocks if isinstance(drafter, ParallelHeads) else options.draft_length
-    return StepCosts(
-        target_step=target_step,
-        draft_step=draft_step,
-        block_step=statistics.median(s.seconds.score / max(s.rounds, 1) for s in drafted),
-        draft_length=min(options.draft_length, most),
-        all_at_once=isinstance(drafter, ParallelHeads),
-    )
-
-
-def _timed(decoder: SpeculativeDecoder, prompts: Sequence[Sequence[int]], options: EvaluateOptions) -> list[Stats]:
-    length = min(options.max_new_tokens, 64)
-    runs = [
-        decoder.generate([list(prompt)], max_new_tokens=length, temperature=0.0, seed=0).stats
-        for prompt in [prompts[0], *prompts]
-    ]
-    return runs[1:]
+    target: PreTrainedModel, folder: Path, prompts: Sequence[Sequence[int]], options: EvaluateOptions
+) -> RoundCosts:
+    """Greedy rounds of single prompts, plain ones and with drafts of one token and of as many as there will be."""
+    drafter, most = from_folder(folder), options.draft_length
+    if isinstance(drafter, ParallelHeads):
+        most = min(most, drafter.num_blocks)
+    runners = [EngineRunner("plain", target, None), EngineRunner("draft", target, drafter)]
+    batches = prompt_batches(list(map(tuple, prompts)), 1, TIMED_TOKENS, most + 1, temperature=0.0, seed=0)
+    return round_costs.measure_costs(runners[0], runners[1:], batches, sorted({1, most}), REPEATS)["draft"]
 
 
 def _decode(

@@ -47,7 +47,8 @@ def _remarks(provenance: Provenance, settings: Mapping[str, Any], details: Mappi
         f"{settings['max_new_tokens']} new tokens a prompt{lookup}"
     ]
     if "costs" in details:
-        remarks.append(f"a draft step takes {details['costs']['draft_step_over_target_step']:.3f} of a target step")
+        *_, ratio = details["costs"]["draft_ratio"].values()  # of the longest drafts
+        remarks.append(f"a draft step takes {ratio:.3f} of a target step")
     return (*remarks, provenance.sentence())
 
 
