@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forerun.cli.compare import DRAFTS, PLAIN, TRANSFORMERS
 from forerun.errors import UnreadableAudio
 from forerun.measure.table import NOTHING, Table
-from forerun.speech.audio import RATE, read
+from forerun.speech.audio import read
 from forerun.speech.settings import SpeechSettings
 from forerun.speech.transcribe import OnAudio, Outcome, Spent, Transcriber
 from forerun.speech.transcript import Transcript
@@ -18,8 +18,6 @@ from forerun.speech.transcript import Transcript
 if TYPE_CHECKING:
     from forerun.cli.pair import Loaded
     from forerun.cli.transcripts import Writer
-
-WARM_UP = 2  # seconds of the first recording that each way transcribes before it is timed
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,14 +89,13 @@ def compare(
 
 
 def _warm_up(transcriber: Transcriber, files: Sequence[Path]) -> None:
-    """First calls are slow: they are made on the beginning of the first recording that has one."""
+    """On the first recording that can be read."""
     for path in files:
         try:
             clip = read(path)
         except UnreadableAudio:
             continue
-        transcriber.batch([replace(clip, samples=clip.samples[: WARM_UP * RATE])])
-        transcriber.restart()
+        transcriber.warm_up([clip])
         return
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -20,6 +20,8 @@ from forerun.speech.languages import detections, spoken
 from forerun.speech.settings import SpeechSettings
 from forerun.speech.transcript import Segment, Transcript
 from forerun.speech.windows import Windows, is_whisper
+
+WARM_UP = 2  # seconds of each recording that are transcribed before anything is timed
 
 
 class HasEngine(Protocol):
@@ -111,6 +113,13 @@ class Transcriber:
                 group.clear()
         for group in waiting.values():
             yield from self._survived(group, on_audio)
+
+    def warm_up(self, clips: Sequence[Clip]) -> None:
+        """Make the first calls, which are slow, on the beginnings of these recordings: as many rows as will be timed,
+        since compilers and policies know batches by their size."""
+        most = min(WARM_UP * RATE, self.window)
+        self.batch([replace(clip, samples=clip.samples[:most]) for clip in clips])
+        self.restart()
 
     def restart(self) -> None:
         """Begin to count time and drafts anew."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -26,7 +26,6 @@ GREEDY = SpeechSettings(
     no_speech_threshold=None,
 )  # fmt: skip
 """No second tries: what is compared is the same text, decoded once."""
-WARM_UP = 2  # seconds of sound that each method transcribes before it is timed
 
 Decoders = Mapping[str, "SpeculativeDecoder | None"]  # None: transformers decodes
 R = TypeVar("R")
@@ -69,7 +68,7 @@ def evaluate(
             results.extend(_result(method, methods[0], size, recordings) for method in methods)
 
         for method in methods:
-            warm_up = partial(_warm_up, method.transcriber, clips[:size])
+            warm_up = partial(method.transcriber.warm_up, clips[:size])
             yield Turn(f"warming up: batch {size}, {method.name}", warm_up, cost=0.0)
         for number, batch in enumerate(_batches(clips, size, methods[0].transcriber.is_long)):
             seconds = sum(len(clip.samples) for clip in batch) / RATE
@@ -87,13 +86,6 @@ def _batches(clips: Sequence[Clip], size: int, is_long: Callable[[Clip], bool]) 
     for wanted in (False, True):
         group = [clip for clip in clips if is_long(clip) == wanted]
         yield from (group[start : start + size] for start in range(0, len(group), size))
-
-
-def _warm_up(transcriber: Transcriber, clips: Sequence[Clip]) -> None:
-    """As many rows as will be timed: compilers and policies know batches by their size."""
-    most = min(WARM_UP * RATE, transcriber.window)
-    transcriber.batch([replace(clip, samples=clip.samples[:most]) for clip in clips])
-    transcriber.restart()
 
 
 def _result(method: _Method, first: _Method, batch: int, recordings: Sequence[Recording]) -> SpeechResult:
