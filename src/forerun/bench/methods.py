@@ -245,20 +245,15 @@ def same_law(*models: Any) -> Iterator[None]:
 
     With them transformers would sample from another law than it was asked for, and texts would differ in length.
     """
-    from transformers import GenerationConfig
     from transformers.utils import logging
 
-    kept = [(model, model.generation_config) for model in models if model is not None]
     verbosity = logging.get_verbosity()
     logging.set_verbosity_error()
-    for model, _ in kept:
-        model.generation_config = GenerationConfig()
     try:
-        yield
+        with reference.neutral_defaults(*(model for model in models if model is not None), kept=()):
+            yield
     finally:
         logging.set_verbosity(verbosity)
-        for model, config in kept:
-            model.generation_config = config
 
 
 @contextmanager

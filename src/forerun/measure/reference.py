@@ -31,15 +31,16 @@ BLOCK = 8  # positions of the long forward that the deviation is measured with
 
 
 @contextmanager
-def neutral_defaults(model: PreTrainedModel) -> Iterator[None]:
-    """Without the settings a model was published with, which `model.generate` would apply unasked; ids stay."""
-    published = model.generation_config
-    ids = {name: getattr(published, name, None) for name in IDS}
-    model.generation_config = GenerationConfig(**ids)
+def neutral_defaults(*models: PreTrainedModel, kept: Sequence[str] = IDS) -> Iterator[None]:
+    """Without the settings that models were published with, which `model.generate` would apply unasked."""
+    published = [model.generation_config for model in models]
+    for model, config in zip(models, published, strict=True):
+        model.generation_config = GenerationConfig(**{name: getattr(config, name, None) for name in kept})
     try:
         yield
     finally:
-        model.generation_config = published
+        for model, config in zip(models, published, strict=True):
+            model.generation_config = config
 
 
 class Reading:
