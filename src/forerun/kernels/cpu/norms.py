@@ -52,19 +52,19 @@ def centred_norm(x: Floats, gain: int, bias: int, epsilon: np.float32, offset: n
 
 
 @njit(nogil=True, cache=True)
-def norm(x: Floats, says: Any, out: Floats, skip: int = 0) -> None:
+def norm(x: Floats, spec: Any, out: Floats, skip: int = 0) -> None:
     """One vector, normed as a `NORM` says; `out` may be `x`. Gains and biases begin `skip` numbers further on."""
-    if says.kind == ROOT_MEAN_SQUARE:
-        root_mean_square_norm(x, says.gain + skip * 4, says.epsilon, says.offset, out)
-    elif says.kind == CENTRED:
-        bias = says.bias + skip * 4 if says.bias else 0
-        centred_norm(x, says.gain + skip * 4 if says.gain else 0, bias, says.epsilon, says.offset, out)
+    if spec.kind == ROOT_MEAN_SQUARE:
+        root_mean_square_norm(x, spec.gain + skip * 4, spec.epsilon, spec.offset, out)
+    elif spec.kind == CENTRED:
+        bias = spec.bias + skip * 4 if spec.bias else 0
+        centred_norm(x, spec.gain + skip * 4 if spec.gain else 0, bias, spec.epsilon, spec.offset, out)
     else:
         out[:] = x
 
 
 @njit(nogil=True, cache=True)
-def norms(x: Floats, says: Any, out: Floats) -> None:
+def norms(x: Floats, spec: Any, out: Floats) -> None:
     """Every row."""
     for n in range(x.shape[0]):
-        norm(x[n], says, out[n])
+        norm(x[n], spec, out[n])

@@ -199,10 +199,10 @@ def _add_product(
 
 
 @njit(nogil=True, cache=True)
-def _add_normed(x: Floats, delta: Floats, says: Any, multiplier: np.float32) -> None:
+def _add_normed(x: Floats, delta: Floats, spec: Any, multiplier: np.float32) -> None:
     """x += multiplier * norm(delta)."""
     for n in range(x.shape[0]):
-        norm(delta[n], says, delta[n])
+        norm(delta[n], spec, delta[n])
         for i in range(x.shape[1]):
             x[n, i] += multiplier * delta[n, i]
 

@@ -125,8 +125,8 @@ class CpuBody(DescribedBody):
         for end in self._pauses:
             if self.decoder.value_size is not None:
                 self._add_latents(x, begin, positions, starts)
-            says = self.decoder.layers[begin].late_experts
-            change = None if says is None else self._from_experts(x, begin, says)
+            spec = self.decoder.layers[begin].late_experts
+            change = None if spec is None else self._from_experts(x, begin, spec)
             self._run_layers(x.numpy(), positions, starts, begin, end)
             self._add_experts(x, end - 1)
             if late is not None:
@@ -136,32 +136,32 @@ class CpuBody(DescribedBody):
     def _run_layers(
         self, x: Floats, positions: Ints, starts: Ints, begin: int, end: int, only: int = stack.WHOLE
     ) -> None:
-        says = self.decoder
+        spec = self.decoder
         stack.run_stack(
-            x, self._layers[begin:end], self._heads[begin:end], positions, starts, self._angles, says.is_interleaved,
-            says.num_heads, says.num_key_heads, says.head_size, self.num_threads, self._scratch,
+            x, self._layers[begin:end], self._heads[begin:end], positions, starts, self._angles, spec.is_interleaved,
+            spec.num_heads, spec.num_key_heads, spec.head_size, self.num_threads, self._scratch,
             only,
         )  # fmt: skip
 
     def _add_latents(self, x: Tensor, index: int, positions: Ints, starts: Ints) -> None:
         """x += what a layer's latent attention makes of its norm."""
         layer, inner = self.decoder.layers[index], torch.empty_like(x)
-        says, pool = layer.attention, self._pools[index]
-        assert isinstance(says, LatentAttention)
+        spec, pool = layer.attention, self._pools[index]
+        assert isinstance(spec, LatentAttention)
         norms.norms(x.numpy(), self._layers[index]["before_attention"], inner.numpy())
-        cos, sin = torch.from_numpy(self._angles[says.angles][positions]).chunk(2, dim=-1)
-        projected = torch.cat([self._product(inner, part) for part in says.down], dim=-1)
+        cos, sin = torch.from_numpy(self._angles[spec.angles][positions]).chunk(2, dim=-1)
+        projected = torch.cat([self._product(inner, part) for part in spec.down], dim=-1)
         query = latent.write_latents(
-            projected, says.query_norm, says.latent_norm, cos, sin, torch.from_numpy(starts + positions), *pool.flat,
-            says.heads,
+            projected, spec.query_norm, spec.latent_norm, cos, sin, torch.from_numpy(starts + positions), *pool.flat,
+            spec.heads,
         )  # fmt: skip
-        query = query if says.query_up is None else self._product(query, says.query_up)
-        query, turning = latent.absorb(query, says.up.weight, cos, sin, says.heads)
+        query = query if spec.query_up is None else self._product(query, spec.query_up)
+        query, turning = latent.absorb(query, spec.up.weight, cos, sin, spec.heads)
         mixed, (latents, shared_keys) = torch.empty_like(query), (each[:, 0] for each in pool.flat)
         for part in _rows(starts):
             seen = slice(starts[part.start], starts[part.start] + positions[part.stop - 1] + 1)
-            mixed[part] = latent.attend_row(query[part], turning[part], latents[seen], shared_keys[seen], says.scale)
-        x += layer.multiplier * self._product(latent.expand(mixed, says.up.weight, says.heads), says.out)
+            mixed[part] = latent.attend_row(query[part], turning[part], latents[seen], shared_keys[seen], spec.scale)
+        x += layer.multiplier * self._product(latent.expand(mixed, spec.up.weight, spec.heads), spec.out)
 
     def _product(self, x: Tensor, product: Product) -> Tensor:
         return ops.linear(x, by_outputs(product), product.bias, self.use)
@@ -176,36 +176,36 @@ class CpuBody(DescribedBody):
             norms.norms(change.numpy(), self._layers[index]["after_mlp"], change.numpy())
         x += layer.multiplier * change
 
-    def _from_experts(self, x: Tensor, index: int, says: Experts) -> Tensor:
+    def _from_experts(self, x: Tensor, index: int, spec: Experts) -> Tensor:
         """What experts make of the norm before a layer's MLP."""
         inner, weights = torch.empty_like(x), self._experts[index]
         norms.norms(x.numpy(), self._layers[index]["before_mlp"], inner.numpy())
-        shares, chosen = says.route(inner)
+        shares, chosen = spec.route(inner)
         identities = None
-        if says.has_identities:
+        if spec.has_identities:
             shares, chosen, identities = without_identities(shares, chosen, len(weights.second))
         outputs = experts.run_experts(inner, chosen, shares, weights, self.num_threads)
         if identities is not None:
             outputs = identities.added(outputs, inner)
-        if says.shared is not None:
-            pairs = torch.cat([self._product(inner, part) for part in says.shared.first], dim=-1)
-            other = self._product(gated(pairs, says.shared.activation), says.shared.second)
-            outputs += other if says.shared_gate is None else torch.sigmoid(says.shared_gate(inner)) * other
+        if spec.shared is not None:
+            pairs = torch.cat([self._product(inner, part) for part in spec.shared.first], dim=-1)
+            other = self._product(gated(pairs, spec.shared.activation), spec.shared.second)
+            outputs += other if spec.shared_gate is None else torch.sigmoid(spec.shared_gate(inner)) * other
         return outputs
 
     def _prepare(self, cache: KeyValueCache, longest: int, tokens: int) -> None:
         """Addresses of the cache as they are now, and room to work."""
-        says = self.decoder
-        self._pools = [cache.layer(index, *self._like) for index in range(len(says.layers))]
+        spec = self.decoder
+        self._pools = [cache.layer(index, *self._like) for index in range(len(spec.layers))]
         for entry, pool in zip(self._layers, self._pools, strict=True):
             entry["keys"], entry["values"] = pool.keys.data_ptr(), pool.values.data_ptr()
-        if says.tables and longest > self._angles.shape[1]:
+        if spec.tables and longest > self._angles.shape[1]:
             count = -(-longest // GRAIN) * GRAIN
-            self._angles = np.ascontiguousarray(np.stack([table(count).numpy() for table in says.tables]))
+            self._angles = np.ascontiguousarray(np.stack([table(count).numpy() for table in spec.tables]))
         if not tokens:  # of whoever has room of its own
             return
         need = stack.scratch_size(
-            tokens, says.norm.weight.shape[-1], says.num_heads, says.num_key_heads, says.head_size,
+            tokens, spec.norm.weight.shape[-1], spec.num_heads, spec.num_key_heads, spec.head_size,
             int(self._layers["inner"].max()), longest, self.num_threads,
         )  # fmt: skip
         if need > len(self._scratch):
@@ -216,24 +216,24 @@ class CpuBody(DescribedBody):
 
     def _take_weights(self) -> None:
         """Addresses; `decoder` and the model hold the tensors."""
-        says = self.decoder
+        spec = self.decoder
         self._angles = np.zeros((1, 0, 0), dtype=np.float32)
-        self._layers = np.zeros(len(says.layers), dtype=stack.LAYER)
-        self._heads = np.stack([_heads(layer.attention, says) for layer in says.layers])
-        for entry, layer in zip(self._layers, says.layers, strict=True):
-            _fill(entry, layer, says)
+        self._layers = np.zeros(len(spec.layers), dtype=stack.LAYER)
+        self._heads = np.stack([_heads(layer.attention, spec) for layer in spec.layers])
+        for entry, layer in zip(self._layers, spec.layers, strict=True):
+            _fill(entry, layer, spec)
         self._experts = {
             index: expert_weights(block.module, block.activation)
-            for index, layer in enumerate(says.layers)
+            for index, layer in enumerate(spec.layers)
             if (block := layer.experts) is not None
         }
-        everywhere = range(1, len(says.layers) + 1)
+        everywhere = range(1, len(spec.layers) + 1)
         behind = {index + 1 for index in self._experts}
-        self._pauses = everywhere if says.value_size is not None else sorted({*behind, len(says.layers)})
+        self._pauses = everywhere if spec.value_size is not None else sorted({*behind, len(spec.layers)})
         self._norm = np.zeros(1, dtype=norms.NORM)[0]
-        _fill_norm(self._norm, says.norm)
-        sizes = says.head_size, says.value_size or says.head_size
-        self._like = tuple(torch.empty(0, says.num_key_heads, size, dtype=torch.float32) for size in sizes)
+        _fill_norm(self._norm, spec.norm)
+        sizes = spec.head_size, spec.value_size or spec.head_size
+        self._like = tuple(torch.empty(0, spec.num_key_heads, size, dtype=torch.float32) for size in sizes)
 
 
 def places_of(rows: RaggedRows, cache: KeyValueCache) -> tuple[Ints, Ints]:
@@ -255,20 +255,20 @@ def _rows(starts: Ints) -> Iterator[slice]:
     return (slice(*pair) for pair in pairwise(edges))
 
 
-def _heads(attention: Attention | LatentAttention, says: Decoder) -> Ints:
+def _heads(attention: Attention | LatentAttention, spec: Decoder) -> Ints:
     """[heads + 2 key heads, 3] addresses of each head's weight rows, product and bias, queries, keys, values."""
     if isinstance(attention, LatentAttention):
-        return np.zeros((says.num_heads + 2 * says.num_key_heads, 3), dtype=np.int64)  # never looked at
+        return np.zeros((spec.num_heads + 2 * spec.num_key_heads, 3), dtype=np.int64)  # never looked at
     heads = []
     for product in attention.qkv:
         weight, bias = by_outputs(product), product.bias
-        for first in range(0, len(weight), says.head_size):
+        for first in range(0, len(weight), spec.head_size):
             heads.append((row_address(weight, first), product_of(weight), row_address(bias, first)))
     order = range(len(heads)) if attention.head_order is None else attention.head_order
     return np.array([heads[head] for head in order], dtype=np.int64)
 
 
-def _fill(entry: Any, layer: DecoderLayer, says: Decoder) -> None:
+def _fill(entry: Any, layer: DecoderLayer, spec: Decoder) -> None:
     before_mlp = layer.before_attention if layer.is_parallel and layer.before_mlp is None else layer.before_mlp
     for name, norm in (
         ("before_attention", layer.before_attention), ("after_attention", layer.after_attention),
@@ -278,18 +278,18 @@ def _fill(entry: Any, layer: DecoderLayer, says: Decoder) -> None:
             _fill_norm(entry[name], norm)
     entry["is_parallel"], entry["multiplier"] = layer.is_parallel, layer.multiplier
     if isinstance(layer.attention, Attention):
-        _fill_attention(entry, layer.attention, says)
+        _fill_attention(entry, layer.attention, spec)
     if isinstance(layer.mlp, Mlp):
         _fill_mlp(entry, layer.mlp)
 
 
-def _fill_attention(entry: Any, attention: Attention, says: Decoder) -> None:
+def _fill_attention(entry: Any, attention: Attention, spec: Decoder) -> None:
     scale = attention.scale
     for name, norm in (("query_norm", attention.query_norm), ("key_norm", attention.key_norm)):
         if norm is not None:
             _fill_norm(entry[name], norm)
     entry["has_attention"] = True
-    entry["head_norms"] = _head_norms(attention.query_norm, says)
+    entry["head_norms"] = _head_norms(attention.query_norm, spec)
     entry["window"] = attention.window
     entry["table"] = -1 if attention.angles is None else attention.angles
     entry["scale"], entry["softcap"] = scale.factor, scale.softcap or 0.0
@@ -326,7 +326,7 @@ def _fill_norm(entry: Any, norm: AnyNorm) -> None:
     entry["epsilon"], entry["offset"] = norm.epsilon, norm.offset
 
 
-def _head_norms(norm: AnyNorm | None, says: Decoder) -> int:
-    if norm is None or norm.weight.shape == (says.head_size,):
+def _head_norms(norm: AnyNorm | None, spec: Decoder) -> int:
+    if norm is None or norm.weight.shape == (spec.head_size,):
         return stack.SHARED_GAINS
     return stack.OWN_GAINS if norm.weight.ndim == 2 else stack.ALL_AS_ONE

@@ -106,32 +106,32 @@ class LibraryBody(cpu.CpuBody):
         return x
 
     def _write_heads(
-        self, index: int, says: Any, x: Tensor, positions: Ints, addresses: Ints, room: _Room, layers: Any
+        self, index: int, spec: Any, x: Tensor, positions: Ints, addresses: Ints, room: _Room, layers: Any
     ) -> tuple[Tensor, Tensor]:
         """What attention reads [N, H], and queries [Hq, N, D]; keys and values are where `layers` say."""
         decoder, inner = self.decoder, torch.empty_like(x)
         pointwise.norm_rows(x.numpy(), self._layers, index, False, inner.numpy(), self.num_threads)
-        heads = _products(inner, says.qkv, room)
+        heads = _products(inner, spec.qkv, room)
         query = x.new_empty(decoder.num_heads, len(x), decoder.head_size)
         pointwise.finish_rows(
-            heads.numpy(), query.numpy(), self._order(says), layers, index, self._angles, positions, addresses,
+            heads.numpy(), query.numpy(), self._order(spec), layers, index, self._angles, positions, addresses,
             decoder.is_interleaved, decoder.num_key_heads, self.num_threads,
         )  # fmt: skip
         return inner, query
 
-    def _order(self, says: Attention) -> Ints:
+    def _order(self, spec: Attention) -> Ints:
         count = self.decoder.num_heads + 2 * self.decoder.num_key_heads
-        return np.array(range(count) if says.head_order is None else says.head_order, dtype=np.int64)
+        return np.array(range(count) if spec.head_order is None else spec.head_order, dtype=np.int64)
 
     def _finish_layer(
         self, index: int, layer: DecoderLayer, states: _States, inner: Tensor, query: Tensor, room: _Room
     ) -> None:
         """Attention over the cache and the MLP, added to the hidden states in place."""
-        says, x, threads = layer.attention, states.x, self.num_threads
-        assert isinstance(says, Attention) and isinstance(layer.mlp, Mlp)
+        spec, x, threads = layer.attention, states.x, self.num_threads
+        assert isinstance(spec, Attention) and isinstance(layer.mlp, Mlp)
         pools = self._pools[index].by_head
-        mixed = attend_bands(query.transpose(0, 1), *pools, states.bands(says.window), says.scale)
-        delta = _products(mixed.reshape(len(x), -1), (says.out,), room)
+        mixed = attend_bands(query.transpose(0, 1), *pools, states.bands(spec.window), spec.scale)
+        delta = _products(mixed.reshape(len(x), -1), (spec.out,), room)
         if layer.is_parallel:  # the MLP reads x before attention is added to it
             pointwise.norm_rows(x.numpy(), self._layers, index, True, inner.numpy(), threads)
         pointwise.add_rows(x.numpy(), delta.numpy(), self._layers, index, False, threads)

@@ -48,13 +48,13 @@ class DescribedBody(FusedBody):
 
     def _embedded(self, new: Tensor, positions: Tensor) -> Tensor:
         """[N] ids or [N, H] embeddings -> hidden states before the first layer; positions [N] int64."""
-        says = self.decoder
+        spec = self.decoder
         x: Tensor = new if new.is_floating_point() else self.model.base_model.get_input_embeddings()(new)
-        x = x if says.embedding_multiplier == 1 else x * says.embedding_multiplier
-        x = x if says.embedding_norm is None else ops.normed(x, says.embedding_norm)
-        if says.positions is None:
+        x = x if spec.embedding_multiplier == 1 else x * spec.embedding_multiplier
+        x = x if spec.embedding_norm is None else ops.normed(x, spec.embedding_norm)
+        if spec.positions is None:
             return x
-        return x + says.positions[positions + says.position_offset if says.position_offset else positions]
+        return x + spec.positions[positions + spec.position_offset if spec.position_offset else positions]
 
     def _scaled(self, logits: Tensor) -> Tensor:
         """What the model does to its head's logits, in place."""

@@ -97,7 +97,7 @@ class Weights:
 class InnerWeights:
     """A described MLP with its weights."""
 
-    says: Mlp
+    spec: Mlp
     first: Weights
     second: Weights
 
@@ -106,7 +106,7 @@ class InnerWeights:
 class Layer:
     """A described layer with its weights."""
 
-    says: DecoderLayer
+    spec: DecoderLayer
     qkv: Weights  # of latent attention: what goes down
     out: Weights
     query_up: Weights | None
@@ -155,17 +155,17 @@ class GpuBody(DescribedBody):
         change: Change | None = None
         late: Tensor | None = None  # of the last layer's experts, where they are added behind this one
         for index, layer in enumerate(self.layers):
-            attention = layer.says.attention
+            attention = layer.spec.attention
             pool = cache.layer(index, *self._like)
             if is_rehearsal() and index not in self._rehearsed:
                 continue
             turn = self._still if attention.angles is None else angles[attention.angles]
             seen = reach if reach.window == attention.window else replace(reach, window=attention.window)
-            weight = None if layer.says.is_parallel else layer.qkv.weight  # else the MLP takes the same
-            x, inner, norm = _joined_for(weight, x, change, layer.says.before_attention)
+            weight = None if layer.spec.is_parallel else layer.qkv.weight  # else the MLP takes the same
+            x, inner, norm = _joined_for(weight, x, change, layer.spec.before_attention)
             attend = self._attend_latents if isinstance(attention, LatentAttention) else self._attend
             mixed = attend(attention, inner, norm, layer, pool, turn, addresses, seen, rows)  # type: ignore[arg-type]
-            if layer.says.is_parallel:
+            if layer.spec.is_parallel:
                 assert isinstance(inner, Tensor)
                 x, change = _parallel(x, inner, norm, mixed, layer)
             else:
@@ -192,7 +192,7 @@ class GpuBody(DescribedBody):
 
     def _attend(
         self,
-        says: Attention,
+        spec: Attention,
         inner: Tensor | RoundedRows,
         norm: Norm | None,
         layer: Layer,
@@ -207,14 +207,14 @@ class GpuBody(DescribedBody):
             self.decoder.num_heads, self.decoder.num_key_heads, *turn, addresses, *pool.flat,
             self.decoder.is_interleaved, layer.order,
         )  # fmt: skip
-        query = self._query(says, inner, norm, layer, heads)
-        if rows is None or why_not_prompts(rows, says.window, says.scale):
-            return ops.attend_ragged(query, *pool.by_head, reach, says.scale).flatten(1)
-        return attend_prompts(query, *pool.by_head, rows, reach.table, says.scale).flatten(1)
+        query = self._query(spec, inner, norm, layer, heads)
+        if rows is None or why_not_prompts(rows, spec.window, spec.scale):
+            return ops.attend_ragged(query, *pool.by_head, reach, spec.scale).flatten(1)
+        return attend_prompts(query, *pool.by_head, rows, reach.table, spec.scale).flatten(1)
 
     def _attend_latents(
         self,
-        says: LatentAttention,
+        spec: LatentAttention,
         inner: Tensor | RoundedRows,
         norm: Norm | None,
         layer: Layer,
@@ -228,24 +228,24 @@ class GpuBody(DescribedBody):
         assert layer.up is not None
         projected = ops.project(inner, layer.qkv.weight, layer.qkv.bias, norm)
         query = ops.write_latents(
-            projected, says.query_norm, says.latent_norm, *turn, addresses, *pool.flat, says.heads
+            projected, spec.query_norm, spec.latent_norm, *turn, addresses, *pool.flat, spec.heads
         )  # fmt: skip
         if layer.query_up is not None:
             query = ops.project(query, layer.query_up.weight, layer.query_up.bias)
         latents, shared_keys = pool.by_head
         if rows is not None and latent.why_not_prompts(rows) is None:
             return latent.attend_prompts(
-                query, layer.up, *turn, latents, shared_keys, rows, reach.table, says.scale, says.heads
+                query, layer.up, *turn, latents, shared_keys, rows, reach.table, spec.scale, spec.heads
             )
-        query, turning = ops.absorb(query, layer.up, *turn, says.heads)
-        mixed = ops.attend_ragged(query, latents, latents, reach, says.scale, tail=(turning, shared_keys))
-        return ops.expand(mixed, layer.up, says.heads)
+        query, turning = ops.absorb(query, layer.up, *turn, spec.heads)
+        mixed = ops.attend_ragged(query, latents, latents, reach, spec.scale, tail=(turning, shared_keys))
+        return ops.expand(mixed, layer.up, spec.heads)
 
     def _query(
-        self, says: Attention, inner: Tensor | RoundedRows, norm: Norm | None, layer: Layer, heads: Heads
+        self, spec: Attention, inner: Tensor | RoundedRows, norm: Norm | None, layer: Layer, heads: Heads
     ) -> Tensor:
         """Rotated queries [N, Hq, D]; keys and values are written."""
-        norms = says.query_norm, says.key_norm
+        norms = spec.query_norm, spec.key_norm
         if _is_of_a_head(norms[0], heads.size) and _is_of_a_head(norms[1], heads.size):
             heads = replace(heads, query_norm=norms[0], key_norm=norms[1])
             return ops.project_heads(inner, layer.qkv.weight, layer.qkv.bias, norm, heads)
@@ -303,52 +303,52 @@ def _joined_for(
 
 def _sequential(x: Tensor, mixed: Tensor, layer: Layer) -> tuple[Tensor, Change | None, Tensor | None]:
     """The MLP reads what attention left, and so do late experts, whose part comes third."""
-    says = layer.says
-    x, change = _add(x, mixed, layer.out, says.after_attention, says.multiplier)
-    if isinstance(says.mlp, Experts):
-        x, states, _ = _joined(x, change, says.before_mlp, alone=True)
-        return x, Change(_from_experts(states, says.mlp, layer), says.after_mlp, says.multiplier), None
+    spec = layer.spec
+    x, change = _add(x, mixed, layer.out, spec.after_attention, spec.multiplier)
+    if isinstance(spec.mlp, Experts):
+        x, states, _ = _joined(x, change, spec.before_mlp, alone=True)
+        return x, Change(_from_experts(states, spec.mlp, layer), spec.after_mlp, spec.multiplier), None
     assert layer.mlp is not None
     inner: Tensor | RoundedRows
-    if says.late_experts is None:
-        x, inner, norm = _joined_for(layer.mlp.first.weight, x, change, says.before_mlp)
+    if spec.late_experts is None:
+        x, inner, norm = _joined_for(layer.mlp.first.weight, x, change, spec.before_mlp)
         late = None
     else:
-        x, states, norm = _joined(x, change, says.before_mlp, alone=True)
-        inner, late = states, _from_experts(states, says.late_experts, layer)
-    x, change = _add(x, _activated(inner, norm, layer.mlp), layer.mlp.second, says.after_mlp, says.multiplier)
+        x, states, norm = _joined(x, change, spec.before_mlp, alone=True)
+        inner, late = states, _from_experts(states, spec.late_experts, layer)
+    x, change = _add(x, _activated(inner, norm, layer.mlp), layer.mlp.second, spec.after_mlp, spec.multiplier)
     return x, change, late
 
 
-def _from_experts(inner: Tensor, says: Experts, layer: Layer) -> Tensor:
+def _from_experts(inner: Tensor, spec: Experts, layer: Layer) -> Tensor:
     """What the experts of each row make of it."""
     assert layer.experts is not None
-    if says.has_identities:
-        return _with_identities(inner, says, layer.experts)
-    outputs = ops.run_experts(inner, says.router, says.route, layer.experts, says.module)
-    if says.shared is None:
+    if spec.has_identities:
+        return _with_identities(inner, spec, layer.experts)
+    outputs = ops.run_experts(inner, spec.router, spec.route, layer.experts, spec.module)
+    if spec.shared is None:
         return outputs
     assert layer.mlp is not None
     other = ops.project(_activated(inner, None, layer.mlp), layer.mlp.second.weight, layer.mlp.second.bias)
-    if says.shared_gate is not None:
-        other = torch.sigmoid(says.shared_gate(inner)) * other
+    if spec.shared_gate is not None:
+        other = torch.sigmoid(spec.shared_gate(inner)) * other
     return outputs + other
 
 
-def _with_identities(inner: Tensor, says: Experts, weights: ExpertWeights) -> Tensor:
+def _with_identities(inner: Tensor, spec: Experts, weights: ExpertWeights) -> Tensor:
     """The same where some of a row's experts give back what they are given."""
-    shares, chosen = says.route(inner)
+    shares, chosen = spec.route(inner)
     shares, chosen, identities = without_identities(shares, chosen, len(weights.second))
-    outputs = ops.run_experts(inner, None, lambda _: (shares, chosen), weights, says.module)
+    outputs = ops.run_experts(inner, None, lambda _: (shares, chosen), weights, spec.module)
     return identities.added(outputs, inner)
 
 
 def _parallel(x: Tensor, inner: Tensor, norm: Norm | None, mixed: Tensor, layer: Layer) -> tuple[Tensor, Change | None]:
     """The MLP reads what attention read, unless it has a norm of its own. Both are added as one change."""
     assert layer.mlp is not None, "no family has experts beside attention"
-    if layer.says.before_mlp is not None:
-        _, inner, norm = _joined(x, None, layer.says.before_mlp)
-    is_alone, multiplier = len(x) == 1, layer.says.multiplier
+    if layer.spec.before_mlp is not None:
+        _, inner, norm = _joined(x, None, layer.spec.before_mlp)
+    is_alone, multiplier = len(x) == 1, layer.spec.multiplier
     out, second = layer.out, layer.mlp.second
     total = ops.project(mixed, out.weight, out.bias, residual=x if is_alone else None, multiplier=multiplier)
     inner = _activated(inner, norm, layer.mlp)
@@ -371,10 +371,10 @@ def _add(
 
 def _activated(inner: Tensor | RoundedRows, norm: Norm | None, mlp: InnerWeights) -> Tensor:
     """What the MLP's second product takes."""
-    first, says = mlp.first, mlp.says
-    if says.is_gated:
-        return ops.gate(inner, first.weight, norm, first.bias, says.activation)
-    return ops.project(inner, first.weight, first.bias, norm, activation=says.activation)
+    first, spec = mlp.first, mlp.spec
+    if spec.is_gated:
+        return ops.gate(inner, first.weight, norm, first.bias, spec.activation)
+    return ops.project(inner, first.weight, first.bias, norm, activation=spec.activation)
 
 
 def _is_of_a_head(norm: AnyNorm | None, size: int) -> TypeGuard[Norm | None]:
@@ -391,28 +391,28 @@ def _head_normed(states: Tensor, norm: AnyNorm | None) -> Tensor:
     return ops.normed(states, norm)
 
 
-def _with_weights(says: DecoderLayer, device: torch.device, group: ProcessGroup | None) -> Layer:
-    attention, experts = says.attention, says.experts
+def _with_weights(spec: DecoderLayer, device: torch.device, group: ProcessGroup | None) -> Layer:
+    attention, experts = spec.attention, spec.experts
     first, order, query_up, up = _first_weights(attention)
     return Layer(
-        says,
+        spec,
         qkv=Weights(*merged(first)),
         out=Weights(*merged([attention.out]), group),
         query_up=None if query_up is None else Weights(*merged([query_up])),
         up=None if up is None else merged([up])[0],
         order=None if order is None else torch.tensor(order, dtype=torch.int32, device=device),
-        mlp=_inner(says.mlp.shared if isinstance(says.mlp, Experts) else says.mlp, group),
+        mlp=_inner(spec.mlp.shared if isinstance(spec.mlp, Experts) else spec.mlp, group),
         experts=None if experts is None else expert_weights(experts.module, experts.activation),
     )
 
 
 def _first_weights(
-    says: Attention | LatentAttention,
+    spec: Attention | LatentAttention,
 ) -> tuple[tuple[Product, ...], tuple[int, ...] | None, Product | None, Product | None]:
     """Products that take hidden states, the order of their heads; what makes queries and keys of a latent."""
-    if isinstance(says, LatentAttention):
-        return says.down, None, says.query_up, says.up
-    return says.qkv, says.head_order, None, None
+    if isinstance(spec, LatentAttention):
+        return spec.down, None, spec.query_up, spec.up
+    return spec.qkv, spec.head_order, None, None
 
 
 def _inner(mlp: Mlp | None, group: ProcessGroup | None) -> InnerWeights | None:

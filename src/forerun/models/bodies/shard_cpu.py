@@ -20,9 +20,9 @@ class ShardCpuBody(ShardBody, CpuBody):
         super().__init__(part, num_threads, use)
 
     def _run(self, x: Tensor, positions: Ints, starts: Ints) -> None:
-        says, (tokens, hidden) = self.decoder, x.shape
-        sizes = (tokens, hidden, says.num_heads, says.num_key_heads, says.head_size, self.num_threads)
-        for index, layer in enumerate(says.layers):
+        spec, (tokens, hidden) = self.decoder, x.shape
+        sizes = (tokens, hidden, spec.num_heads, spec.num_key_heads, spec.head_size, self.num_threads)
+        for index, layer in enumerate(spec.layers):
             for half in (stack.ATTENTION, stack.MLP):
                 self._run_layers(x.numpy(), positions, starts, index, index + 1, half)
                 delta = torch.from_numpy(stack.delta_of(self._scratch, *sizes))
