@@ -413,9 +413,12 @@ def verify_tree(target: TargetLaw, draft: Draft, keys: Keys, use: Kernels | None
     """The path of each tree that survives, and what follows; see `forerun.math.tree.verify_tree`."""
     noise = None
     if _on_gpu(draft.lengths, use):
-        from forerun.kernels import random as kernel
+        from forerun.kernels import random
+        from forerun.kernels.verify import tree as kernel
 
-        noise = kernel.noise(keys, draft.width)
+        if isinstance(target, laws_reference.LogitLaw) and kernel.why_not(target, draft) is None:
+            return kernel.verify_tree(target, draft, keys)
+        noise = random.noise(keys, draft.width)
     return tree_reference.verify_tree(target, draft, keys, noise)
 
 

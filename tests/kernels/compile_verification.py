@@ -18,10 +18,11 @@ from triton.runtime.jit import JITFunction
 from forerun.config import SamplingParams
 from forerun.kernels import ngram, tuning
 from forerun.kernels.verify import sample, verify
-from forerun.math.laws import LogitLaw
+from forerun.kernels.verify import tree as verify_trees
+from forerun.math.laws import LogitLaw, ReducedLaw
 from forerun.math.ngram import Ngrams
 from forerun.math.sigmoid import Sigmoid
-from forerun.types import Draft, Keys, LawParams, Rule
+from forerun.types import Draft, Keys, Law, LawParams, Rule, Siblings, TreeShape
 
 KINDS = {
     torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.float64: "*fp64",
@@ -80,6 +81,22 @@ def judge(rule: Any, params: SamplingParams, dtype: torch.dtype, kept: bool, own
     verify.verify_packed(LogitLaw.dense(logits, stacked), draft, rule, keys, tuning=own)
 
 
+def judge_trees(params: SamplingParams, dtype: torch.dtype, way: Siblings, is_told: bool, has_fewer: bool) -> None:
+    """`is_told`: the device alone knows which rows drew nothing. `has_fewer`: the draft has a smaller vocabulary."""
+    rows, nodes, vocab = 2, 24, 3000
+    stacked = LawParams.stack([params, replace(params, temperature=0.7)])
+    ints = torch.zeros(rows, nodes, dtype=torch.int64)
+    law: Law = LogitLaw(torch.empty(13, vocab, dtype=dtype), ints, stacked, ints[0, :13])
+    law = ReducedLaw(law, torch.arange(vocab), vocab) if has_fewer else law
+    is_top = stacked.temperature == 0 if is_told else None
+    tree = TreeShape(ints, (way,) * rows, 5, 3, is_top)
+    numbers = torch.arange(rows)
+    target = LogitLaw.dense(torch.empty(rows, nodes + 1, vocab, dtype=dtype), stacked)
+    draft, keys = Draft(ints, ints[:, 0], law, tree=tree), Keys(numbers, numbers, numbers, numbers)
+    assert verify_trees.why_not(target, draft) is None
+    verify_trees.verify_packed(target, draft, keys, SMALL)
+
+
 def main() -> None:
     JITFunction.run = compile_launch  # type: ignore[method-assign]
     tuning.starts_early = lambda device: True
@@ -90,6 +107,9 @@ def main() -> None:
     judge(Rule.COUPLED, plain, torch.bfloat16, True, SMALL)
     judge(Sigmoid(), plain, torch.float32, True, SMALL)
     judge(Sigmoid(), plain, torch.float32, True, replace(SMALL, last_draws=False))
+    judge_trees(plain, torch.bfloat16, Siblings.SAMPLED, False, True)
+    judge_trees(cut, torch.float32, Siblings.SAMPLED, True, False)
+    judge_trees(SamplingParams(temperature=0.0), torch.bfloat16, Siblings.TOP, False, False)
     uniforms = torch.zeros(2, dtype=torch.float64)
     sample.sample(torch.empty(2, 3000), LawParams.stack([plain] * 2), uniforms, SMALL)
     longs, ints = torch.zeros(9, dtype=torch.int64), torch.zeros(9, dtype=torch.int32)
@@ -97,7 +117,7 @@ def main() -> None:
     ngram.draft_ngrams(
         table, torch.zeros(2, 9, dtype=torch.int64), longs, LawParams.stack([plain] * 2), uniforms[:, None]
     )
-    names = ("chunk", "small_top_k", "estimate", "collect", "resolve", "sum", "pick", "_compare", "_draft")
+    names = ("chunk", "small_top_k", "estimate", "collect", "resolve", "sum", "pick", "_compare", "_draft", "node")
     assert {f"{name}_kernel" for name in names} <= set(seen), seen
 
 

@@ -163,7 +163,8 @@ class Growth:
         tokens = rectangle([[node.token for node in row] for row in nodes], device)
         lengths = torch.tensor([len(row) for row in nodes], device=device)
         law = self._law(rectangle([[node.law for node in row] for row in nodes], device), tokens)
-        return Draft(tokens, lengths, law, tree=TreeShape(rectangle(parents, device), self.ways))
+        shape = TreeShape(rectangle(parents, device), self.ways, max(self.context.max_lengths), self.width)
+        return Draft(tokens, lengths, law, tree=shape)
 
     def _law(self, index: Tensor, tokens: Tensor) -> Law:
         if Siblings.SAMPLED not in self.ways:

@@ -26,6 +26,8 @@ class Tuning:
     loop_warps: int = 8
     pick_warps: int = 8
     last_draws: bool = True  # the last program of a row to finish draws; else a launch of its own
+    node_tiles: int = 8  # tiles that the program of a tree's node takes at once
+    node_warps: int = 16
     overlap: bool = True  # launches begin while those before them still run (compute capability 9.0 and later)
     groups: int = 8192  # of a row, at most
     hot: int = 256  # groups whose entries one program holds to cut them
