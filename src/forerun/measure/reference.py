@@ -6,6 +6,7 @@ Also the one notion of a tie: two greedy texts may part only where the model's o
 from __future__ import annotations
 
 import math
+import secrets
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from transformers import GenerationConfig, PreTrainedModel
 from forerun.config import SamplingParams
 from forerun.math.laws import warp
 from forerun.math.penalties import adjust
-from forerun.models.sharded import by_all_ranks
+from forerun.models.sharded import by_all_ranks, is_sharded
 from forerun.types import LawParams
 
 # Of a published configuration what says which tokens there are, not how to draw them.
@@ -132,7 +133,12 @@ def generate(
     seed: int | None = None,
     **settings: Any,
 ) -> Tensor:
-    """`model.generate`, drawing from `seed`; of a split model on all ranks, each with the defaults of this one."""
+    """`model.generate`, drawing from `seed`; of a split model on all ranks, each with the defaults of this one.
+
+    Ranks that drew from numbers of their own would go on with tokens of their own, and sum what belongs to no text.
+    """
+    if seed is None and settings.get("do_sample") and is_sharded(model):
+        seed = secrets.randbits(63)
     configs = model.generation_config, None if assistant is None else assistant.generation_config
     return _generate(model, assistant, configs, ids, mask, seed, settings)
 

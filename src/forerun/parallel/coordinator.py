@@ -45,7 +45,7 @@ class Coordinator:
         self._numbers, self._passes = itertools.count(), itertools.count(1)
         self._gone: list[int] = []  # scorers and recorders whose counterparts can go
         self._lock = threading.Lock()  # of a message with its answers, or of a whole pass
-        self._is_inside = False  # all ranks are in the same forward of the model
+        self._inside: int | None = None  # the thread in which all ranks are in the same forward of the model
         atexit.register(self.stop)
 
     def connect(self, model: nn.Module) -> None:
@@ -96,7 +96,7 @@ class Coordinator:
         held: KeyboardInterrupt | None = None
         with self._lock:
             self._send(call)
-            self._is_inside = True
+            self._inside = threading.get_ident()
             try:
                 with limited_waiting(self._models.all()):
                     yield
@@ -112,7 +112,7 @@ class Coordinator:
                     raise self.link.error() from error
                 raise
             finally:
-                self._is_inside = False
+                self._inside = None
         if held is not None:
             raise held
 
@@ -152,20 +152,26 @@ class Coordinator:
             return
         with self._lock:
             self._send(self._models.numbered(call))
-            self._is_inside = True
+            self._inside = threading.get_ident()
             try:
                 with limited_waiting(self._models.all()):
                     yield
+                problems = list(filter(None, self.link.receive(rank_timeout())))
             except Exception as error:
                 self._check_all_failed(error)
                 raise
-            except BaseException as error:  # Ctrl-C: the others are somewhere inside
+            except BaseException as error:  # Ctrl-C: the others are somewhere inside, or have answers that nobody takes
                 self.link.close(f"a call was left on rank 0 ({kind_and_line(error)})")
                 raise
             finally:
-                self._is_inside = False
-            if problems := list(filter(None, self.link.receive(rank_timeout()))):
+                self._inside = None
+            if problems:
                 self.link.fail(f"a call failed on other ranks ({'; '.join(problems)})")
+
+    @property
+    def _is_inside(self) -> bool:
+        """Whether this thread is: others wait for their turn."""
+        return self._inside == threading.get_ident()
 
     def _check_all_failed(self, error: Exception) -> None:
         """Ranks that have failed alike are in step. Others may be anywhere in the call, and are lost to each other."""
