@@ -98,6 +98,20 @@ def test_useless_drafts_that_cost_nothing_are_not_tried_all_the_time() -> None:
     assert here.seconds - learning <= 1.015 * plain * (here.tokens - tokens)
 
 
+def test_a_trial_among_rounds_that_wait_anyway_brings_no_more_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where copies begin often every round hears the one before it, with a drawn draft to try or without."""
+    policy, losses = CostModel(), list[float]()
+    world(1, 0.0, idle=0.0006).generate(policy, [128])
+    monkeypatch.setattr(policy, "_begin_trial", lambda loss, evidence: losses.append(loss))
+    here, score = replace(view(7), sizes=SIZES, is_mixed=True), policy._score.table(1, 16)
+    policy.lengths(here)
+    for copies_begin in (0.0, 1.0):
+        policy._starts.rate = copies_begin
+        policy._try(here, (16,), (0,), score, policy._draft.table(1, 16), (0.0,))
+    rare, often = losses[-2:]
+    assert rare > often + 0.03 and not policy.runs_ahead
+
+
 def test_follows_a_change_of_text() -> None:
     """Acceptance 0.9, then 0.1, then 0.9 again, a generation of eight rows after the other."""
     policy, chance = CostModel(), [0.9]

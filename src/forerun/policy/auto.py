@@ -103,8 +103,13 @@ class CostModel(Policy):
             return False
         if not self._score.knows_drafts():  # a drafter that finds nothing leaves it at that
             return not any(self._ask.lengths.values())
+        return not self._waits_for_copies
+
+    @property
+    def _waits_for_copies(self) -> bool:
+        """Whether every round hears the one before it, because a copy may follow."""
         finds_copies = self._trims or self._mixed
-        return not finds_copies or not self._starts.are_worth_waiting_for(self._score.plain(self._rows))
+        return finds_copies and self._starts.are_worth_waiting_for(self._score.plain(self._rows))
 
     def lengths(self, view: BatchView) -> tuple[int, ...]:
         self._mixed = view.is_mixed
@@ -330,7 +335,8 @@ class CostModel(Policy):
         unpaid = max(self._trial_reading(reading, lengths) - max(hoped_for, 0.0), 0.0)
         spent = draft[max(lengths)] + unpaid * (self._reading_margin(evidence) if len(room) > 1 else 1.0)
         if view.sizes:
-            spent += self._starts.wait_seconds  # the round behind a trial is not sent off early
+            if not self._waits_for_copies:
+                spent += self._starts.wait_seconds  # the round behind a trial is not sent off early
             if self._catching_up.values and not self._drafting.issuperset(view.request_ids):
                 spent += self._catching_up.seconds
         worst = (score[min(run, len(score) - 1)] - score[0] + spent) / score[0]
