@@ -280,6 +280,7 @@ def test_missing_cut_and_foreign_files_are_named(tmp_path: Path) -> None:
         ("tokens", lambda t: t.astype(np.float32)),
         ("counts", lambda t: t * 0),
         ("counts", lambda t: t[:0]),
+        ("counts", lambda t: t[::-1]),
         ("counts", None),
     ],
 )

@@ -246,6 +246,7 @@ def _check(arrays: Sequence[Integers], order: int, vocab_size: int) -> None:
         "one start a context": len(starts) == len(contexts) + 1 and starts[0] == 0 and starts[-1] == len(tokens),
         "every context has continuations": bool((np.diff(starts) > 0).all()),
         "one count a token": len(tokens) == len(counts) and bool((counts > 0).all()),
+        "the most frequent come first": bool(np.isin(np.flatnonzero(np.diff(counts) > 0) + 1, starts).all()),
         "tokens are in the vocabulary": bool(((tokens >= 0) & (tokens < vocab_size)).all()),
     }
     for what, holds in checks.items():
