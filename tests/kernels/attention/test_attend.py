@@ -401,7 +401,7 @@ class TestRule:
         found = [shapes.choose_shape(q, keys, r, Form.AUTO) for q, r in zip(queries, reaches, strict=True)]
         assert [shape.form for shape in found] == [Form.KEYS, Form.SPLIT]
 
-    def shape(self, window: int, longest: int, form: Form = Form.AUTO) -> kernel.Shape:
+    def shape(self, window: int, longest: int, form: Form = Form.AUTO) -> shapes.LaunchShape:
         numbers = torch.zeros(2, dtype=torch.int32)
         reach = Reach(numbers[:1], numbers[:1], numbers, 8, longest, window)
         return shapes.choose_shape(torch.zeros(8, 32, 128), torch.zeros(1, 8, longest, 128), reach, form)
