@@ -132,7 +132,9 @@ def _draft_kernel(
         tl.store(probs_ptr + place, probs.to(tl.float32), mask=s < most)
         running = tl.cumsum(probs, 0)
         goal = tl.load(uniforms_ptr + row * steps + i) * tl.max(running, axis=0)
-        drawn = tl.sum((running <= goal).to(tl.int32), axis=0)
+        # Lanes add in orders of their own, so sums may grow over entries of probability 0, which come last.
+        last = tl.sum((probs > 0).to(tl.int32), axis=0) - 1
+        drawn = tl.minimum(tl.sum((running <= goal).to(tl.int32), axis=0), last)
         token = tl.sum(tl.where(s == drawn, ids, 0), axis=0)
         tl.store(out_ptr + row * steps + i, token)
         context = tl.where(order > 1, token + 1 + (vocab_size + 1) * (context % last_power), 0)
