@@ -11,7 +11,7 @@ import torch
 from forerun.errors import UnsupportedModel
 from forerun.models.bodies import readers
 from forerun.models.scorer import Scorer
-from forerun.models.self_check import _remedy
+from forerun.models.trial.compare import _remedy
 from support.pinned import needs_pinned_transformers
 from support.recompute import check, recomputed
 from support.tiny import tiny_model

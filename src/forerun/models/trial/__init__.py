@@ -1,0 +1,1 @@
+"""A model's own forward beside ours, on a few ragged rows."""
