@@ -177,6 +177,27 @@ def test_an_answer_that_is_no_stream_may_be_long(served_by_ray: Cluster) -> None
     assert len(answer.json()["choices"]) == 32
 
 
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_leaves_ends_its_sequence(served_by_ray: Cluster, stream: bool) -> None:
+    """Though no replica asks the proxy whether it is still there."""
+    served_by_ray.deploy(**TWO)
+    asked = LONG | {"max_tokens": 1500, "stream": stream}
+
+    def written() -> float:
+        return sum(served_by_ray.engines("vllm:generation_tokens_total").values())
+
+    before = written()
+    with (
+        pytest.raises(httpx.ReadTimeout),
+        httpx.Client(base_url=served_by_ray.url, timeout=0.5) as client,
+        client.stream("POST", "/v1/completions", json=asked) as answer,
+    ):
+        for _ in answer.iter_bytes():
+            raise httpx.ReadTimeout("it has begun")
+    wait_for(lambda: not any(served_by_ray.engines().values()) and written() > before, 20.0)
+    assert written() - before < asked["max_tokens"]
+
+
 def test_a_replica_that_is_killed_loses_its_own_streams_and_is_replaced(served_by_ray: Cluster) -> None:
     served_by_ray.deploy(**TWO)
     with ThreadPoolExecutor(8) as pool:

@@ -16,6 +16,7 @@ from ray.serve.config import AutoscalingConfig, BackpressureConfig, RequestRoute
 from forerun.serve.errors import RETRY_AFTER
 from forerun.serve.replicas.names import DEPLOYMENT, ROUTER, logging_config
 from forerun.serve.replicas.pipe import PipeMiddleware
+from forerun.serve.replicas.whole_requests import ask_for_no_more
 from forerun.serve.settings import AddressSettings, ReplicaSettings, ServiceSettings
 
 HEALTH_PERIOD = 2.0  # seconds between two looks at a replica
@@ -39,6 +40,7 @@ class Replica:
     """What Ray runs. `make(engine)` loads a service whose metrics bear that label; its address is Ray's concern."""
 
     def __init__(self, make: Callable[[str], Any], address: AddressSettings) -> None:
+        ask_for_no_more()
         self._address = address
         self._service = make(serve.get_replica_context().replica_tag)
         self._round: asyncio.Task[None] | None = None  # that the engine is in, or was when it was asked last
