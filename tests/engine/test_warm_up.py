@@ -84,6 +84,8 @@ def texts(engine: Engine, asked: list[Request], seed: int) -> dict[int, tuple[in
         "doubting",
         "table",
         "chain of a table",
+        "tree",
+        "top tree",
     ),
 )
 def test_nothing_is_recorded_afterwards_and_nothing_changes(drafter: str) -> None:
