@@ -255,7 +255,8 @@ def rank_timeout() -> float:
 
 
 def commit() -> str | None:
-    """Which commit a copy of the sources without a repository was made of, for records: $FORERUN_COMMIT."""
+    """Which commit a copy of the sources without a repository was made of, and a digest of its code, for records:
+    $FORERUN_COMMIT."""
     return os.environ.get("FORERUN_COMMIT") or None
 
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import subprocess
+import sys
 from datetime import datetime
 from pathlib import Path
 
@@ -10,6 +14,8 @@ import torch
 
 from forerun.measure import provenance as module
 from forerun.measure.provenance import busy_note, provenance
+
+SOURCES = Path(module.__file__).resolve().parents[1]
 
 
 def test_it_is_json_and_has_no_folders() -> None:
@@ -46,6 +52,44 @@ def test_the_systems_own_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 def test_a_bare_copy_names_the_commit_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_git", lambda *a: None)
     monkeypatch.delenv("FORERUN_COMMIT", raising=False)
-    assert module.commit() is None
-    monkeypatch.setenv("FORERUN_COMMIT", "0123abcd")
-    assert module.commit() == "0123abcd"
+    assert module.commit() is None and module.stamp() is None
+    digest = module.code_digest(Path(module.__file__).parents[1])
+    for told, said in (
+        (f"0123abcd:{digest}", "0123abcd"),
+        ("0123abcd:000000000000", "0123abcd-changed"),
+        (f"0123abcd-changed:{digest}", "0123abcd-changed"),
+        ("0123abcd-changed:000000000000", "0123abcd-changed"),
+        ("0123abcd", "0123abcd-unchecked"),
+    ):
+        monkeypatch.setenv("FORERUN_COMMIT", told)
+        assert module.commit() == said
+
+
+def test_a_copy_without_its_repository_knows_whether_it_was_changed(tmp_path: Path) -> None:
+    """With real folders and processes: a checkout says what its copy is told, and a changed copy says so."""
+    checkout, copy = tmp_path / "checkout", tmp_path / "copy"
+    for path in SOURCES.rglob("*.py"):
+        place = checkout / "src" / "forerun" / path.relative_to(SOURCES)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_bytes(path.read_bytes())
+    (checkout / "benchmarks").mkdir()
+    (checkout / "benchmarks" / "case.py").write_text("CASES = 3\n")
+    (checkout / "benchmarks" / "record.json").write_text("{}\n")
+    for words in (["init", "-q"], ["add", "-A"], ["commit", "-qm", "All"]):
+        subprocess.run(["git", "-c", "user.name=a", "-c", "user.email=a@b", *words], cwd=checkout, check=True)
+    (checkout / "benchmarks" / "record.json").write_text("[]\n")  # a record is no code
+    told = _said(checkout, "stamp")
+    assert told.startswith(_said(checkout, "commit") + ":") and "changed" not in told
+    shutil.copytree(checkout, copy, ignore=shutil.ignore_patterns(".git"))
+    assert _said(copy, "commit", told) == told.partition(":")[0]
+    for changed in (checkout, copy):
+        (changed / "benchmarks" / "case.py").write_text("CASES = 4\n")
+    assert _said(copy, "commit", told) == told.partition(":")[0] + "-changed" == _said(checkout, "commit")
+    assert _said(copy, "commit", _said(checkout, "stamp")) == _said(checkout, "commit")
+
+
+def _said(folder: Path, function: str, told: str = "") -> str:
+    here = {"FORERUN_COMMIT": told, "PYTHONPATH": str(folder / "src"), "GIT_CEILING_DIRECTORIES": str(folder.parent)}
+    command = [sys.executable, "-c", f"from forerun.measure.provenance import {function}; print({function}())"]
+    done = subprocess.run(command, env=os.environ | here, cwd=folder, check=True, capture_output=True, text=True)
+    return done.stdout.strip()

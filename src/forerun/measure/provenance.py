@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import platform
 import shlex
@@ -20,6 +21,7 @@ from forerun.version import __version__, installed_version
 
 STAT = Path("/proc/stat")
 LOOK_SECONDS = 0.5
+CODE = ("benchmarks",)  # folders of a checkout with code that measures, beside the package
 TOLERATED_CORES = 0.15  # that others may keep busy: the system itself is never quite still
 
 
@@ -46,7 +48,9 @@ class Provenance:
 
     date: str  # ISO 8601, UTC
     command: str
-    commit: str | None  # None outside a checkout; ends in "-changed" where files differed from the commit
+    # None outside a checkout; ends in "-changed" where code differed from the commit, and in "-unchecked" where a copy
+    # was told it without what the code must be.
+    commit: str | None
     versions: Mapping[str, str]
     machine: Machine
 
@@ -113,10 +117,38 @@ def commit() -> str | None:
     package = Path(__file__).resolve().parents[1]
     top = _git(package, "rev-parse", "--show-toplevel")
     if top is None or Path(top) / "src" / "forerun" != package:  # installed below somebody else's repository
-        return config.commit()
+        return _told(package)
     head = _git(package, "rev-parse", "--short=12", "HEAD")
-    changed = _git(package, "status", "--porcelain", "--", str(package))
+    kept = [f":(top,glob){folder}/**/*.py" for folder in CODE]
+    changed = _git(package, "status", "--porcelain", "--untracked-files=all", "--", str(package), *kept)
     return head if head is None or not changed else f"{head}-changed"
+
+
+def stamp() -> str | None:
+    """What a copy of this checkout without its repository is told as FORERUN_COMMIT: the commit, and a digest of the
+    code, by which a copy that was changed afterwards is known."""
+    found = commit()
+    return None if found is None else f"{found}:{code_digest(Path(__file__).resolve().parents[1])}"
+
+
+def _told(package: Path) -> str | None:
+    told = config.commit()
+    if told is None:
+        return None
+    name, colon, digest = told.partition(":")
+    if not colon:
+        return f"{name}-unchecked"
+    is_changed = digest != code_digest(package) and not name.endswith("-changed")
+    return f"{name}-changed" if is_changed else name
+
+
+def code_digest(package: Path) -> str:
+    """Of all Python files of the package, and of those beside it that measure."""
+    top, found = package.parents[1], hashlib.sha256()
+    for folder in (package, *(top / name for name in CODE)):
+        for path in sorted(folder.rglob("*.py")):
+            found.update(f"{path.relative_to(top).as_posix()}\n".encode() + path.read_bytes() + b"\0")
+    return found.hexdigest()[:12]
 
 
 def busy_note(when: str = "began") -> str | None:
