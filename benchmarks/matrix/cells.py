@@ -20,12 +20,14 @@ from forerun.drafters import (
     PromptLookup,
     RandomDraft,
     Tree,
+    with_trees,
 )
 from forerun.drafters.base import Drafter
 from forerun.models.draft_head import DraftHead
 from forerun.types import Rule
 
-PLAIN, MODEL = "no drafts", "draft model"
+PLAIN, MODEL, TREE = "no drafts", "draft model", "tree of the draft model"
+AUTO_MOST = 1.03  # times the time of a token without drafts that any drafter may take where the policy chooses lengths
 DRAFTED = 5  # tokens where lengths are fixed
 EXIT_LAYERS, NODES = 4, 24
 COUNTED = 64, 4096  # texts of an n-gram table, and tokens of each
@@ -68,6 +70,7 @@ class Cell:
     odd_rows: int | None = None  # how many rows of the batch have the option; None: all of them
     base: str = ""  # the cell whose time it is held against
     most: float | None = None  # times that time which it may take
+    plain: str = ""  # the cell without drafts whose time a token this one may hardly exceed, whatever `base` is
     per_round: bool = False  # rounds are compared, not tokens
     most_milliseconds: float | None = None  # of a round, on an H200 with the pair of 6.7 billion parameters
 
@@ -117,21 +120,25 @@ DRAFTERS: dict[str, Callable[[Pair], Drafter | None]] = {
     "feature head": lambda pair: FeatureHead(_head(pair, 0)),
     "parallel heads": lambda pair: ParallelHeads(_head(pair, DRAFTED)),
     "early exit": lambda pair: EarlyExit(min(EXIT_LAYERS, pair.target.config.num_hidden_layers - 1)),
-    "tree of the draft model": lambda pair: Tree(DraftModel(pair.draft), nodes=NODES),
+    TREE: lambda pair: Tree(DraftModel(pair.draft), nodes=NODES),
+    f"lookup, {TREE}": lambda pair: with_trees(Chain(PromptLookup(), DraftModel(pair.draft)), nodes=NODES),
 }
 LIMITS = {
     "n-gram table": 4.5,
     "feature head": 5.2,
     "parallel heads": 4.5,
     "early exit": 7.5,
-    "tree of the draft model": 9.0,
+    TREE: 9.0,
 }
-NEVER_SLOWER = ("lookup", "random", "feature head", "n-gram table", "lookup, n-gram table")
+NEVER_SLOWER = (
+    "lookup", "random", "feature head", "parallel heads", "early exit", "n-gram table", "lookup, n-gram table", TREE
+)  # fmt: skip
+OTHERS_OPTION = "repetition penalty"  # that drafters beside the draft model are measured with, too
 
 
 def cells(batches: Sequence[int] = (1, 8), contexts: Sequence[int] = (128, 3072)) -> list[Cell]:
     """All of them; those that others are held against come first."""
-    return [*_drafters(batches), *_options(batches), *_rules(), *_mixed(), *_contexts(contexts)]
+    return [*_drafters(batches), *_options(batches), *_others_options(), *_rules(), *_mixed(), *_contexts(contexts)]
 
 
 def _drafters(batches: Sequence[int]) -> list[Cell]:
@@ -140,11 +147,15 @@ def _drafters(batches: Sequence[int]) -> list[Cell]:
         plain, model = f"{PLAIN}, {batch}", f"{MODEL}, auto, {batch}"
         made.append(Cell(plain, PLAIN, 0, batch=batch))
         made.append(Cell(model, MODEL, "auto", batch=batch, base=plain, most=1.0))
-        chain = "lookup, draft model"
-        made.append(Cell(f"{chain}, auto, {batch}", chain, "auto", batch=batch, base=model, most=1.05))
         made += [
-            Cell(f"{name}, auto, {batch}", name, "auto", batch=batch, base=plain, most=1.03) for name in NEVER_SLOWER
+            Cell(f"{name}, auto, {batch}", name, "auto", batch=batch, base=plain, most=AUTO_MOST)
+            for name in NEVER_SLOWER
         ]
+        made += [
+            Cell(f"lookup, {name}, auto, {batch}", f"lookup, {name}", "auto", batch=batch,
+                 base=f"{name}, auto, {batch}", most=1.05, plain=plain)
+            for name in ((MODEL, TREE) if batch == 1 else (MODEL,))
+        ]  # fmt: skip
         made += [
             Cell(f"{name}, {DRAFTED} drafted, {batch}", name, batch=batch, base=plain, per_round=True,
                  most_milliseconds=limit if batch == 1 else None)
@@ -164,6 +175,19 @@ def _options(batches: Sequence[int]) -> list[Cell]:
             if name != "python processor"
         ]
     return made
+
+
+def _others_options() -> list[Cell]:
+    """One option beside other drafters, in one row."""
+    lookup, option = "lookup, auto", OTHERS_OPTION
+    return [
+        Cell(f"{lookup}, {option}, 1", "lookup", "auto", option=option, base=f"{lookup}, 1", most=1.10),
+        *(
+            Cell(f"{name}, {option}, 1", name, option=option, base=f"{name}, {DRAFTED} drafted, 1", most=1.10,
+                 per_round=True)
+            for name in ("feature head", TREE)
+        ),
+    ]  # fmt: skip
 
 
 def _rules() -> list[Cell]:

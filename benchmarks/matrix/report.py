@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from benchmarks.matrix.cells import Cell
+from benchmarks.matrix.cells import AUTO_MOST, Cell
 from benchmarks.matrix.results import Measurement
 from forerun.bench.decode.pair import LARGE
 from forerun.measure.plot import BLUE, GREY, RED, Figure, Panel, Series
@@ -16,7 +16,7 @@ from forerun.measure.table import NOTHING, Table
 from forerun.measure.turns import Outcome
 
 KIND = "matrix"
-HEADINGS = ("what, rows", "ms a token", "ms a round", "tokens a round", "times", "may be", "")
+HEADINGS = ("what, rows", "ms a token", "ms a round", "tokens a round", "times", "may be", "of plain", "")
 TOO_SLOW = "slower"
 
 
@@ -39,12 +39,20 @@ def make_record(
 
 
 def is_too_slow(each: Measurement, by_name: Mapping[str, Measurement], settings: Mapping[str, Any]) -> bool:
-    """Whether a cell takes more than it may of the time of the one it is held against, or of its own limit."""
-    times, cell = each.times(by_name.get(each.cell.base)), each.cell
+    """Whether a cell takes more than it may of the time of the one it is held against, of a token without drafts where
+    the policy chooses lengths, or of its own limit."""
+    times, of_plain, cell = each.times(by_name.get(each.cell.base)), _of_plain(each, by_name), each.cell
     limit = _limit(cell, settings)
-    return (times is not None and cell.most is not None and times > cell.most) or (
-        limit is not None and 1e3 * each.round > limit
+    return (
+        (times is not None and cell.most is not None and times > cell.most)
+        or (of_plain is not None and of_plain > AUTO_MOST)
+        or (limit is not None and 1e3 * each.round > limit)
     )
+
+
+def _of_plain(each: Measurement, by_name: Mapping[str, Measurement]) -> float | None:
+    plain = by_name.get(each.cell.plain)
+    return None if plain is None else each.token / plain.token
 
 
 def _limit(cell: Cell, settings: Mapping[str, Any]) -> float | None:
@@ -55,7 +63,7 @@ def _limit(cell: Cell, settings: Mapping[str, Any]) -> float | None:
 def _stored(each: Measurement, by_name: Mapping[str, Measurement]) -> dict[str, Any]:
     fields = asdict(each)
     cell = fields.pop("cell")
-    return cell | fields | {"times": each.times(by_name.get(each.cell.base))}
+    return cell | fields | {"times": each.times(by_name.get(each.cell.base)), "of_plain": _of_plain(each, by_name)}
 
 
 def _table(ordered: Sequence[Measurement], by_name: Mapping[str, Measurement], settings: Mapping[str, Any]) -> Table:
@@ -63,7 +71,7 @@ def _table(ordered: Sequence[Measurement], by_name: Mapping[str, Measurement], s
     for place, each in enumerate(ordered):
         times, limit = each.times(by_name.get(each.cell.base)), _limit(each.cell, settings)
         allowed = f"{each.cell.most:.2f}" if each.cell.most is not None else f"{limit} ms" if limit else NOTHING
-        slow = is_too_slow(each, by_name, settings)
+        slow, of_plain = is_too_slow(each, by_name, settings), _of_plain(each, by_name)
         if slow:
             alarming.append(place)
         rows.append(
@@ -74,6 +82,7 @@ def _table(ordered: Sequence[Measurement], by_name: Mapping[str, Measurement], s
                 f"{each.tokens_per_round:.2f}",
                 NOTHING if times is None else f"{times:.2f}",
                 allowed,
+                NOTHING if of_plain is None else f"{of_plain:.2f}",
                 TOO_SLOW if slow else "",
             )
         )
@@ -84,9 +93,10 @@ def _remarks(origin: Provenance, settings: Mapping[str, Any], outcome: Outcome) 
     lines = [
         f"{origin.machine.name}; {settings['model']}, {settings['tokens']} new tokens a row at temperature 1, the "
         f"middle of {settings['repeats']} seeds, from the third round until a row ends",
-        "times: of the cell it is held against: plain decoding, the draft model alone for the chain, the same round "
+        "times: of the cell it is held against: plain decoding, the second drafter alone for a chain, the same round "
         f"without the option. Rounds are compared where lengths are fixed, tokens elsewhere. {TOO_SLOW}: more than it "
-        "may be",
+        f"may be, or a token where the policy chooses lengths more than {AUTO_MOST} of plain decoding's (of plain, "
+        "where that is not the cell it is held against)",
         *outcome.problems,
     ]
     if not outcome.complete:

@@ -66,7 +66,7 @@ def run(asked: Settings, device: torch.device, output: Path, reporter: Reporter,
 def select(known: list[Cell], only: str) -> list[Cell]:
     """Cells that were asked for, and those they are held against."""
     asked = [cell for cell in known if only in cell.name]
-    names = {cell.name for cell in asked} | {cell.base for cell in asked}
+    names = {name for cell in asked for name in (cell.name, cell.base, cell.plain)}
     return [cell for cell in known if cell.name in names]
 
 

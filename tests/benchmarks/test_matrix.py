@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from benchmarks.matrix.__main__ import command
-from benchmarks.matrix.cells import DRAFTERS, MODEL, OPTIONS, PLAIN, cells
+from benchmarks.matrix.cells import AUTO_MOST, DRAFTERS, MODEL, OPTIONS, PLAIN, cells
 from benchmarks.matrix.report import TOO_SLOW, make_record
 from benchmarks.matrix.results import Measurement
 from benchmarks.matrix.run import select
@@ -23,7 +23,7 @@ def test_every_cell_can_be_made_and_is_held_against_another() -> None:
     assert len(known) == len(cells())
     for cell in known.values():
         assert cell.drafter in DRAFTERS and (not cell.option or cell.option in OPTIONS)
-        assert not cell.base or known[cell.base].batch == cell.batch
+        assert all(known[other].batch == cell.batch for other in (cell.base, cell.plain) if other)
         assert len(cell.requests()) == cell.batch
     assert {cell.drafter for cell in known.values()} == set(DRAFTERS)
     assert {cell.option for cell in known.values()} == {"", *OPTIONS}
@@ -37,6 +37,31 @@ def test_one_odd_row_is_one() -> None:
 def test_a_choice_brings_what_it_is_held_against() -> None:
     names = [cell.name for cell in select(cells(), "logit bias, 1")]
     assert names == [f"{MODEL}, 5 drafted, 1", "logit bias, 1"]
+
+
+def test_no_drafter_whose_lengths_are_chosen_may_be_slower_than_plain_decoding() -> None:
+    known = {cell.name: cell for cell in cells()}
+    chosen = [cell for cell in known.values() if cell.policy == "auto" and not cell.option]
+    assert {cell.drafter for cell in chosen} == set(DRAFTERS) - {PLAIN}
+    for cell in chosen:
+        held, base = known[cell.plain or cell.base], known[cell.base]
+        assert held.drafter == PLAIN and held.context == cell.context
+        assert cell.plain or (cell.most is not None and cell.most <= AUTO_MOST)
+        assert base.drafter == PLAIN or cell.drafter == f"lookup, {base.drafter}"
+
+
+@pytest.mark.parametrize(("milliseconds", "marked"), ((1.02, ""), (1.04, TOO_SLOW)))
+def test_a_chain_slower_than_plain_is_marked_though_it_is_as_fast_as_its_drafter(
+    milliseconds: float, marked: str
+) -> None:
+    known = {cell.name: cell for cell in cells()}
+    chain = known["lookup, draft model, auto, 1"]
+    measured = [_took(known[chain.plain], 1.0), _took(known[chain.base], 1.01), _took(chain, milliseconds)]
+    made = make_record(
+        provenance(torch.device("cpu"), []), {"model": "", "tokens": 8, "repeats": 1}, measured, Outcome()
+    )
+    marks = {row[0]: row[-1] for row in made.tables[0].rows}
+    assert marks[chain.name] == marked and milliseconds / 1.01 < (chain.most or 0)
 
 
 @pytest.mark.parametrize(("milliseconds", "marked"), ((1.0, ""), (1.2, TOO_SLOW)))
