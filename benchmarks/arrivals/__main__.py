@@ -31,6 +31,10 @@ def command(arguments: list[str]) -> int:
     parser.add_argument("--temperature", type=float, default=default.temperature, help="0 is greedy")
     parser.add_argument("--max-rows", type=int, default=default.max_rows, help="rows that decode at once, at most")
     parser.add_argument("--max-draft", type=int, default=default.max_draft, help="tokens drafted a round, at most")
+    parser.add_argument(
+        "--warm-up-only", action="store_true", help="for --max-rows, --max-draft and --context: serve nothing"
+    )
+    parser.add_argument("--context", type=int, help="tokens of texts to warm up for [default: those that can come]")
     parser.add_argument("--cold", action="store_true", help="begin without warming up")
     add_device(parser)
     add_outputs(parser, plot="the waits")
@@ -38,7 +42,7 @@ def command(arguments: list[str]) -> int:
     asked = Settings(
         chosen.model, chosen.draft, tuple(chosen.methods), tuple(chosen.rates), chosen.seconds, tuple(chosen.prompt),
         tuple(chosen.output_tokens), tuple(chosen.penalised), chosen.shared, chosen.temperature, chosen.max_rows,
-        chosen.max_draft, not chosen.cold,
+        chosen.max_draft, not chosen.cold, chosen.warm_up_only, chosen.context,
     )  # fmt: skip
     return run_command("arrivals", arguments, chosen, partial(run, asked, choose_device(chosen.device)))
 

@@ -6,12 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from benchmarks.arrivals.results import GOOD_FIRST, GOOD_TOKEN, Measurement
-from forerun.engine.device.warm_up import WarmUp
+from benchmarks.arrivals.results import GOOD_FIRST, GOOD_TOKEN, Measurement, WarmedUp, percentile
 from forerun.measure.plot import Figure, Panel, Series
 from forerun.measure.provenance import Provenance
 from forerun.measure.record import Record
-from forerun.measure.table import Table
+from forerun.measure.table import NOTHING, Table
 from forerun.measure.turns import Outcome
 
 KIND = "arrivals"
@@ -31,10 +30,24 @@ MEMORY: Columns = {
     "rows": lambda each: f"{each.most_rows}",
     "keys": lambda each: f"{each.most_keys}",
     "GB": lambda each: f"{each.key_bytes / 1e9:.2f}",
+    "MB in use": lambda each: _megabytes(each, each.peak_bytes),
+    "MB live": lambda each: _megabytes(each, each.live_bytes),
+    "in rows": lambda each: f"{each.peak_rows}" if each.block else NOTHING,
+    "MB beyond": lambda each: _megabytes(each, each.most_beyond),
     "rounds": lambda each: f"{each.rounds}",
     "recorded": lambda each: f"{each.recorded}",
     "compiled": lambda each: f"{each.compiled}",
     "recording s": lambda each: f"{each.captured:.1f}",
+}
+PROMPTS: Columns = {
+    "requests": lambda each: f"{each.requests}",
+    "prompt tokens": lambda each: f"{each.prompt_tokens}",
+    "read": lambda each: f"{each.read_tokens}",
+    "found": lambda each: f"{each.found_tokens}",
+    "shared read": lambda each: _number(each.times_shared_was_read, ".2f"),
+    "first of first ms": lambda each: _number(each.firsts[0] if each.firsts else None, ".0f", 1e3),
+    "of later": lambda each: _number(percentile(each.later_firsts, 0.5) if each.later_firsts else None, ".0f", 1e3),
+    "99 %": lambda each: _number(percentile(each.later_firsts, 0.99) if each.later_firsts else None, ".0f", 1e3),
 }
 
 
@@ -43,19 +56,35 @@ def make_record(
     settings: Mapping[str, Any],
     measured: Sequence[Measurement],
     outcome: Outcome,
-    warmed: Mapping[str, WarmUp] | None = None,
+    warmed: Mapping[str, WarmedUp] | None = None,
+    built: float = 0.0,  # seconds in which the models were
 ) -> Record:
+    """Of loads, or of warm-ups alone."""
+    warm_ups = {method: asdict(each) for method, each in (warmed or {}).items()}
+    is_alone = bool(settings.get("warm_up_only"))
+    remarks = _warm_up_remarks(origin, settings, outcome) if is_alone else _remarks(origin, settings, measured, outcome)
     return Record(
         KIND,
         origin,
         settings=settings,
-        rows=[asdict(each) for each in measured],
-        details={"warm_up": {method: asdict(each) for method, each in (warmed or {}).items()}},
-        tables=_tables(measured) if measured else (),
-        remarks=(*_remarks(origin, settings, measured, outcome), *_warm_ups(warmed or {})),
+        rows=[{"method": method, **each} for method, each in warm_ups.items()]
+        if is_alone
+        else [asdict(each) for each in measured],
+        details={"warm_up": warm_ups, "built_seconds": built},
+        tables=(*(_tables(measured) if measured else ()), *((_warm_up_table(warmed),) if warmed else ())),
+        remarks=(*remarks, *_warm_ups(warmed or {}), f"The models were built in {built:.1f} s."),
         figure=figure(measured, origin),
         complete=outcome.complete,
     )
+
+
+def _number(value: float | None, form: str, times: float = 1.0) -> str:
+    return NOTHING if value is None else f"{times * value:{form}}"
+
+
+def _megabytes(each: Measurement, value: float) -> str:
+    """Nothing where keys do not lie in blocks."""
+    return f"{value / 1e6:.1f}" if each.block else NOTHING
 
 
 def _name(each: Measurement) -> str:
@@ -75,6 +104,7 @@ def _oddities(each: Measurement) -> list[str]:
 def _tables(measured: Sequence[Measurement]) -> tuple[Table, ...]:
     return (
         _table("Waiting for tokens", WAITS, measured),
+        _table("Prompts, and first tokens of the first request and of those after it", PROMPTS, measured),
         _table("Memory for keys and values, and rounds", MEMORY, measured),
     )
 
@@ -96,6 +126,10 @@ def _remarks(
         f"second; goodput: requests whose first token came within {1e3 * GOOD_FIRST:.0f} ms and the others every "
         f"{1e3 * GOOD_TOKEN:.0f} ms; keys: held at once at most, all rows together; GB: reserved for them; "
         "recorded, compiled: pieces of rounds and variants of kernels after the warm-up",
+        "read, found: tokens of prompts that passes took in, and whose keys others had made; shared read: how often "
+        "what all prompts begin with was; MB in use: blocks that rows hold, when most were; MB live: tokens in them "
+        "then, shared ones for each row; MB beyond: in use above live tokens, a twentieth more and a block a row, at "
+        "the worst moment (0: never above)",
         *(
             f"{_name(each)}: {each.shortfall} requests got another number of tokens"
             for each in measured
@@ -108,12 +142,23 @@ def _remarks(
     return tuple(lines)
 
 
-def _warm_ups(warmed: Mapping[str, WarmUp]) -> list[str]:
-    return [
-        f"{method}: warm-up of {each.seconds:.1f} s, {each.num_rounds} rounds recorded, {each.num_compiled} kernels "
-        f"compiled{': ' if each.remark else ''}{each.remark}"
+def _warm_up_remarks(origin: Provenance, settings: Mapping[str, Any], outcome: Outcome) -> tuple[str, ...]:
+    lines = [f"{origin.machine.name}; {settings['model']}, warm-ups alone", *outcome.problems]
+    return (*lines, *(() if outcome.complete else ("Not complete: these are the warm-ups until then.",)))
+
+
+def _warm_up_table(warmed: Mapping[str, WarmedUp]) -> Table:
+    rows = (
+        (method, f"{each.rows}", f"{each.draft}", f"{each.context}", f"{each.seconds:.1f}", f"{each.num_rounds}",
+         f"{each.recorded}", f"{each.num_compiled}")
         for method, each in warmed.items()
-    ]
+    )  # fmt: skip
+    headings = ("what", "rows", "drafts to", "context", "seconds", "rounds recorded", "pieces recorded", "compiled")
+    return Table("Warm-up", headings, tuple(rows))
+
+
+def _warm_ups(warmed: Mapping[str, WarmedUp]) -> list[str]:
+    return [f"{method}: nothing recorded: {each.remark}" for method, each in warmed.items() if each.remark]
 
 
 def figure(measured: Sequence[Measurement], origin: Provenance) -> Figure | None:

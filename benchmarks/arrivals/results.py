@@ -35,6 +35,20 @@ class Measurement:
     most_keys: int
     key_bytes: int
     shortfall: int  # requests that did not get the tokens they asked for: 0, or something is wrong
+    prompt_tokens: int  # of all requests
+    found_tokens: int  # of them, whose keys other rows had made; the others were read
+    # Blocks in use when most were, what lay in them, in how many rows and in blocks of how many keys; 0 without blocks.
+    peak_bytes: int
+    live_bytes: int
+    peak_rows: int
+    block: int
+    bytes_per_key: float
+    most_beyond: float  # bytes in use beyond live tokens, a twentieth more and a block a row, at the worst moment
+    # An entry a request, in the order in which they came; seconds.
+    came: tuple[float, ...]
+    prompts: tuple[int, ...]  # tokens
+    firsts: tuple[float | None, ...]  # from there to the first token
+    gained: tuple[int, ...]  # tokens
 
     @property
     def throughput(self) -> float:
@@ -42,9 +56,38 @@ class Measurement:
         return self.tokens / self.seconds
 
     @property
+    def read_tokens(self) -> int:
+        """Of prompts."""
+        return self.prompt_tokens - self.found_tokens
+
+    @property
+    def times_shared_was_read(self) -> float | None:
+        """How often what all prompts begin with was read; None where they begin differently."""
+        return (self.read_tokens - self.prompt_tokens) / self.shared + self.requests if self.shared else None
+
+    @property
+    def later_firsts(self) -> list[float]:
+        """Seconds until first tokens of all requests but the first that came, which reads what all begin with."""
+        return [first for first in self.firsts[1:] if first is not None]
+
+    @property
     def needed(self) -> float:
         """Tokens a second that arrive; an engine that makes fewer falls behind."""
         return self.tokens / self.requests * self.rate
+
+
+@dataclass(frozen=True, slots=True)
+class WarmedUp:
+    """What was done before the first request, and for how much."""
+
+    rows: int
+    draft: int
+    context: int
+    recorded: int  # pieces of work, of which rounds may have several
+    seconds: float
+    num_rounds: int
+    remark: str
+    num_compiled: int
 
 
 def summarize(method: str, rate: float, penalised: float, shared: int, outcome: Outcome) -> Measurement:
@@ -72,6 +115,18 @@ def summarize(method: str, rate: float, penalised: float, shared: int, outcome: 
         most_keys=outcome.most_keys,
         key_bytes=outcome.key_bytes,
         shortfall=sum(each.tokens != each.asked for each in outcome.served),
+        prompt_tokens=sum(each.prompt for each in outcome.served),
+        found_tokens=outcome.found,
+        peak_bytes=round(outcome.peak.used * outcome.bytes_per_key),
+        live_bytes=round(outcome.peak.live * outcome.bytes_per_key),
+        peak_rows=outcome.peak.rows,
+        block=outcome.peak.block,
+        bytes_per_key=outcome.bytes_per_key,
+        most_beyond=outcome.most_beyond * outcome.bytes_per_key,
+        came=tuple(round(each.came, 4) for each in outcome.served),
+        prompts=tuple(each.prompt for each in outcome.served),
+        firsts=tuple(round(each.first, 5) if each.gains else None for each in outcome.served),
+        gained=tuple(each.tokens for each in outcome.served),
     )
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.arrivals.report import make_record
-from benchmarks.arrivals.results import Measurement, summarize
+from benchmarks.arrivals.results import Measurement, WarmedUp, summarize
 from benchmarks.arrivals.serve import serve
 from benchmarks.arrivals.traffic import Load, arrivals
 from forerun.bench.decode.pair import Pair, default_pair, open_pair
@@ -18,13 +18,13 @@ from forerun.bench.prompts import encode, find_questions
 from forerun.bench.synthetic import is_synthetic
 from forerun.decoder import SpeculativeDecoder
 from forerun.drafters import DraftModel
-from forerun.engine.device.warm_up import WarmUp
 from forerun.errors import InvalidArgument
 from forerun.loading import load_model
 from forerun.loading.load import STORED
 from forerun.measure.progress import Reporter
 from forerun.measure.provenance import provenance
 from forerun.measure.record import Record
+from forerun.measure.timing import timed
 from forerun.measure.turns import Outcome, Turn, take_turns
 
 PLAIN, WITH_DRAFT, DEFAULT = "plain", "draft model", "default"
@@ -47,13 +47,17 @@ class Settings:
     max_rows: int = 64
     max_draft: int = 8
     warm: bool = True
+    warm_up_only: bool = False
+    context: int | None = None  # tokens of a text that the warm-up counts with; None: those that can come
 
 
 def run(asked: Settings, device: torch.device, output: Path, reporter: Reporter, command: Sequence[str]) -> Record:
+    if asked.warm_up_only and not asked.warm:
+        raise InvalidArgument("--warm-up-only --cold: give one of the two")
     if unknown := set(asked.methods) - set(METHODS):
         raise InvalidArgument(f"--methods={sorted(unknown)}: choose among {', '.join(METHODS)}")
     reporter.start("building the pair")
-    pair = _open(asked, device)
+    pair, built = timed(device, lambda: _open(asked, device))
     methods = asked.methods or tuple(method for method in METHODS if _is_possible(method, pair))
     if refused := [method for method in methods if not _is_possible(method, pair)]:
         what = "give --draft" if refused == [WITH_DRAFT] else "drafts are looked for in text: give --model"
@@ -62,23 +66,28 @@ def run(asked: Settings, device: torch.device, output: Path, reporter: Reporter,
     settings = asdict(asked) | {"model": pair.name, "methods": methods, "prompts": source}
     origin, measured = provenance(device, command), list[Measurement]()
     decoders: dict[str, SpeculativeDecoder] = {}
-    warmed: dict[str, WarmUp] = {}
+    warmed: dict[str, WarmedUp] = {}
 
-    def measure(method: str, rate: float, penalised: float) -> None:
-        load = Load(rate, asked.seconds, asked.prompt, asked.output, penalised, asked.shared, asked.temperature)
+    def prepare(method: str) -> None:
         if method not in decoders:
             decoders.clear()  # one at a time: each holds keys and recordings
             decoders[method] = _decoder(pair, method)
             if asked.warm:
                 reporter.start(f"warming up, {method}")
-                warmed[method] = _warm_up(decoders[method], load, asked)
+                warmed[method] = _warm_up(decoders[method], asked)
+
+    def measure(method: str, rate: float, penalised: float) -> None:
+        load = Load(rate, asked.seconds, asked.prompt, asked.output, penalised, asked.shared, asked.temperature)
+        prepare(method)
         traffic = arrivals(load, pair.target.config.vocab_size, texts)
         outcome = serve(decoders[method].engine, traffic, asked.max_rows)
         measured.append(summarize(method, rate, penalised, asked.shared, outcome))
 
     def save(outcome: Outcome) -> Record:
-        return make_record(origin, settings, measured, outcome, warmed).kept(output)
+        return make_record(origin, settings, measured, outcome, warmed, built).kept(output)
 
+    if asked.warm_up_only:
+        return take_turns([Turn(method, partial(prepare, method)) for method in methods], reporter, save, tolerant=True)
     turns = [
         Turn(f"{method}, {rate:g} a second, {penalised:.0%} penalised", partial(measure, method, rate, penalised))
         for method in methods
@@ -116,7 +125,8 @@ def _decoder(pair: Pair, method: str) -> SpeculativeDecoder:
     return SpeculativeDecoder(pair.target, DraftModel(pair.draft) if method == WITH_DRAFT else None)
 
 
-def _warm_up(decoder: SpeculativeDecoder, load: Load, asked: Settings) -> WarmUp:
-    """Everything that such a load can meet."""
-    context = load.shared + load.prompt[1] + load.output[1]
-    return decoder.engine.warm_up(asked.max_rows, asked.max_draft, context)
+def _warm_up(decoder: SpeculativeDecoder, asked: Settings) -> WarmedUp:
+    """Everything that such loads can meet."""
+    context = asked.context or asked.shared + asked.prompt[1] + asked.output[1]
+    done = decoder.engine.warm_up(asked.max_rows, asked.max_draft, context)
+    return WarmedUp(asked.max_rows, asked.max_draft, context, decoder.engine.num_recordings, **asdict(done))

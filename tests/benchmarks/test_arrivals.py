@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 import math
+from dataclasses import asdict, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from benchmarks.arrivals import run
 from benchmarks.arrivals.__main__ import command
-from benchmarks.arrivals.report import figure
+from benchmarks.arrivals.report import figure, make_record
 from benchmarks.arrivals.results import percentile, summarize
-from benchmarks.arrivals.serve import Outcome, Served, serve
+from benchmarks.arrivals.run import Settings
+from benchmarks.arrivals.serve import Memory, Outcome, Served, serve
 from benchmarks.arrivals.traffic import Load, arrivals
 from forerun import SpeculativeDecoder
+from forerun.cache.paged import PagedCache
+from forerun.engine import Engine
 from forerun.errors import InvalidArgument
 from forerun.measure.record import load
+from forerun.measure.turns import Outcome as Done
+from forerun.models.scorer import Scorer
+from forerun.policy import Constant
 from support.bench import ORIGIN
 from support.tiny import tiny_model
 
@@ -78,6 +86,54 @@ def test_waits_are_counted_from_the_arrival() -> None:
     assert percentile([3.0, 1.0, 2.0], 0.5) == 2.0
 
 
+@pytest.mark.parametrize("apart", [False, True])
+def test_a_shared_beginning_is_seen_to_be_read_once(apart: bool) -> None:
+    """The control has nothing in common, though it is told to be looked at as if it had."""
+    shared, cache = 64, PagedCache(4096, torch.device("cpu"), block_size=16)
+    engine = Engine(Scorer(tiny_model("llama"), cache=cache), None, Constant(0), join_tokens=0)
+    many = Load(rate=200, seconds=0.05, prompt=(2, 9), output=(2, 6), shared=0 if apart else shared)
+    if apart:
+        many = replace(many, prompt=(2 + shared, 9 + shared))
+    outcome = serve(engine, arrivals(many, vocabulary=97), max_rows=4)
+    found = summarize("plain", many.rate, 0.0, shared, outcome)
+    assert found.prompt_tokens == found.read_tokens + found.found_tokens
+    times = found.times_shared_was_read
+    assert times is not None and (times == found.requests if apart else 1 <= times <= 1.3)
+    assert len(found.later_firsts) == found.requests - 1 and found.gained == tuple(
+        each.tokens for each in outcome.served
+    )
+    cells = make_record(ORIGIN, asdict(Settings()) | {"model": "", "prompts": ""}, [found], Done()).tables[1].rows[0]
+    assert cells[3:6] == (str(found.read_tokens), str(found.found_tokens), f"{times:.2f}")
+
+
+def test_blocks_in_use_are_held_against_live_tokens() -> None:
+    model, block = tiny_model("llama"), 16
+    cache = PagedCache(4096, torch.device("cpu"), block_size=block)
+    engine = Engine(Scorer(model, cache=cache), None, Constant(0))
+    outcome = serve(engine, arrivals(replace(LOAD, prompt=(20, 60), output=(9, 12)), vocabulary=97), max_rows=4)
+    found = summarize("plain", LOAD.rate, 0.0, 0, outcome)
+    config = model.config
+    key_bytes = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * model.dtype.itemsize
+    assert found.bytes_per_key == key_bytes
+    assert found.live_bytes <= found.peak_bytes <= found.live_bytes * 1.05 + found.peak_rows * block * key_bytes
+    assert 0 < found.peak_rows <= 4 and found.most_beyond == 0
+    hoarding = Memory(used=1000, live=500, rows=2, block=block)
+    assert hoarding.used - hoarding.allowed == 1000 - 1.05 * 500 - 2 * block
+
+
+def test_a_warm_up_alone_leaves_a_record(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    output = tmp_path / "warm-up.json"
+    asked = "--warm-up-only --max-rows 2 --max-draft 3 --context 40 --methods plain"
+    assert command([*asked.split(), "--device", "cpu", "--output", str(output)]) == 0
+    record = load(output)
+    assert record.complete and [(row["method"], row["rows"], row["draft"], row["context"]) for row in record.rows] == [
+        ("plain", 2, 3, 40)
+    ]
+    assert record.rows[0]["seconds"] > 0 and "Warm-up" in capsys.readouterr().out
+    with pytest.raises(InvalidArgument, match="--cold"):
+        command(["--warm-up-only", "--cold", "--device", "cpu", "--output", str(output)])
+
+
 def test_a_run_leaves_a_record(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     output = tmp_path / "arrivals.json"
     asked = [
@@ -97,6 +153,11 @@ def test_a_run_leaves_a_record(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert command([*asked, "--device", "cpu", "--output", str(output)]) == 0
     record = load(output)
     assert record.complete and [row["method"] for row in record.rows] == ["plain", "draft model"]
+    for row in record.rows:
+        assert len(row["came"]) == len(row["prompts"]) == len(row["firsts"]) == row["requests"] == 6
+        assert sum(row["gained"]) == row["tokens"] and sum(row["prompts"]) == row["prompt_tokens"]
+    assert '"gained": [' + ", ".join(map(str, record.rows[0]["gained"])) + "]" in output.read_text()
+    assert set(record.details["warm_up"]) == {"plain", "draft model"}
     assert "50% with a penalty" in capsys.readouterr().out
 
 

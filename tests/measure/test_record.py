@@ -50,6 +50,13 @@ def test_nothing_is_kept_where_nothing_was_measured(tmp_path: Path) -> None:
     assert whole().kept(tmp_path / "r.json") == load(tmp_path / "r.json")
 
 
+def test_lists_of_numbers_take_one_line(tmp_path: Path) -> None:
+    rows = [{"numbers": [1, -2.5, 3e-7, None], "words": ["1,\n2", "b"], "pairs": [[1, 2], [3]], "none": []}]
+    record, path = replace(whole(), rows=rows), tmp_path / "r.json"
+    record.save(path)
+    assert '"numbers": [1, -2.5, 3e-07, null],\n' in path.read_text() and load(path) == record
+
+
 def test_everything_becomes_what_json_gives_back() -> None:
     record = whole()
     assert record.settings == {"sizes": [1, 2], "file": "model"}, "and folders are left out"

@@ -85,6 +85,10 @@ class PagedCache(KeyValueCache):
         """Blocks that rows hold."""
         return self.pool.num_blocks - self.pool.num_available
 
+    def bytes_per_key(self) -> float:
+        """Of all layers together; 0 before there are any."""
+        return self.num_bytes() / ((self.pool.num_blocks + 1) * self.block_size)
+
     @property
     def usage(self) -> float:
         """Blocks that several rows share count once."""

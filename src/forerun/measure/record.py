@@ -6,6 +6,7 @@ Tables and picture are stored, so that a record is shown without the code that m
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, is_dataclass
 from datetime import datetime
@@ -24,6 +25,9 @@ from forerun.measure.table import Table
 FORMAT = 2
 """Raise it when an older reader would misunderstand a new record."""
 REMEDY = "give a file that `forerun bench` wrote"
+NUMBER = r"(?:-?\d[-+.\deE]*|null)"
+NUMBERS = re.compile(rf"\[\n\s*({NUMBER}(?:,\n\s*{NUMBER})*)\n\s*\]")
+"""A list of nothing but numbers, an entry a line; strings of JSON hold no line breaks, so it is none of those."""
 OTHER_FILES = {
     frozenset({"what", "runs"}): "`python benchmarks/train_losses.py` in a checkout draws it",
 }
@@ -64,7 +68,8 @@ class Record:
     def text(self) -> str:
         """The JSON of the file."""
         fields = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        return json.dumps({"format": FORMAT} | as_json(fields), indent=1, ensure_ascii=False) + "\n"
+        text = json.dumps({"format": FORMAT} | as_json(fields), indent=1, ensure_ascii=False)
+        return NUMBERS.sub(lambda found: "[" + " ".join(found[1].split()) + "]", text) + "\n"
 
 
 def load(path: Path, kind: str | None = None) -> Record:

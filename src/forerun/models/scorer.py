@@ -114,6 +114,7 @@ class Scorer:
     ) -> None:
         self.model = model
         self.observers: list[HiddenStateObserver] = []
+        self.num_shared = 0  # tokens of prompts that were read once for several rows of one `feed`: for the others
         self._skipped_by: Body | None = None  # who has left positions before the last layer
         self._recorded_feed: WeakMethod[RecordedFeed] | None = None
         self.form = form
@@ -299,6 +300,7 @@ class Scorer:
         for row, (source, count) in shared.items():
             # A last token whose logits are wanted is not copied but run.
             self.copy(source, row, min(count, len(new[row]) - 1) if row in ends.wanted else count)
+            self.num_shared += self.cache.length(row)
         self._feed([(row, new[row][self.cache.length(row) :]) for row in shared], ends)
 
     def copy(self, source: int, row: int, length: int) -> None:
