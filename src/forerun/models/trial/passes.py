@@ -77,7 +77,7 @@ def run(scorer: Scorer, texts: Texts) -> list[Scored]:
     rows = Rows(scorer, texts.states)
     for row, source in ((gone, 0), (drafted, 1), (cut, 2), (copied, 1)):
         rows.admit(row, source)
-    prompt = texts.draw(6)
+    prompt = texts.draw(4)  # so short that one key of it, missing in a copy, is much of it with 16 bits, too
     # Without a head, as all prompts are read; the last row is given the second one's keys.
     rows.feed({gone: texts.draw(4), drafted: prompt, cut: texts.draw(14), copied: prompt})
     rows.release(gone)  # the last row moves into its place
