@@ -35,6 +35,17 @@ class NonFiniteLogits(ForerunError, ArithmeticError):
     """A row's logits are NaN or infinite: the target's own, or an option made them so; the message says which."""
 
 
+class OutOfMemory(ForerunError, MemoryError):
+    """Memory ran out again for a row that ran alone; the message says what helps, and the cause is what was raised.
+
+    `handle` is what the engine's `add` gave for it: others can go on once it is aborted.
+    """
+
+    def __init__(self, message: str, handle: int | None = None) -> None:
+        super().__init__(message)
+        self.handle = handle
+
+
 class EngineClosed(ForerunError, RuntimeError):
     """A request for an `AsyncEngine` whose thread has ended, or is about to."""
 

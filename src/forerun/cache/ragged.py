@@ -176,11 +176,22 @@ class RaggedCache(KeyValueCache):
         if capacity < self.capacity:
             self._written = {row: min(end, capacity) for row, end in self._written.items()}
         self.version += 1
+        before = self.num_slots, self.capacity
         self.num_slots, self.capacity = num_slots, capacity
-        for layer in self.layers.values():
-            layer.keys = _resized(layer.keys, num_slots, capacity)
-            layer.values = _resized(layer.values, num_slots, capacity)
-            layer.__post_init__()
+        try:
+            for layer in self.layers.values():
+                layer.keys = _resized(layer.keys, num_slots, capacity)
+                layer.values = _resized(layer.values, num_slots, capacity)
+                layer.__post_init__()
+        except BaseException:
+            self._lose_keys(*before)
+            raise
+
+    def _lose_keys(self, num_slots: int, capacity: int) -> None:
+        """Layers came to have different sizes, so no address is right in all of them: rows go on without a key."""
+        self.layers.clear()
+        self.num_slots, self.capacity = max(num_slots, len(self._slot)), capacity
+        self._length, self._written = dict.fromkeys(self._length, 0), dict.fromkeys(self._written, 0)
 
     def _grow(self, longest: int, wanted: int) -> None:
         """Room for rows of `longest` keys, and of `wanted` where that is allowed."""

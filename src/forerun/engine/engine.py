@@ -7,7 +7,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
 from heapq import heappop, heappush
 from threading import Thread, current_thread
@@ -45,13 +45,14 @@ from forerun.engine.host_draft import Guess, HostDraft
 from forerun.engine.host_round import judge_prompts
 from forerun.engine.host_round import run as run_on_host
 from forerun.engine.host_share import HostShare
+from forerun.engine.memory import MemoryFull, RowLimit, drop_tensors, is_out_of_memory, memory_as_room
 from forerun.engine.prefix_cache import PrefixCache
 from forerun.engine.request import FinishReason, Request, check_fits
 from forerun.engine.row import Progress, Row, RowResult, RowText
 from forerun.engine.stats import Seconds
 from forerun.engine.stops import StopRule
 from forerun.engine.turnstile import Turnstile
-from forerun.errors import InvalidArgument, LayersNotBuilt, RankLost
+from forerun.errors import InvalidArgument, LayersNotBuilt, OutOfMemory, RankLost, kind_and_line
 from forerun.kernels import on_device
 from forerun.kernels.variants import watched_variants
 from forerun.math.penalties import check_bias
@@ -76,6 +77,7 @@ MOST_CONTEXT, USUAL_DRAFT, LONGEST_DRAFT = 8192, 8, 128
 # Before the end of a round on the device: when the next is sent off where requests may come meanwhile, and how long the
 # host sleeps between two looks for them. Sending off takes a third of the first.
 LEAD, NAP = 0.0012, 0.0004
+MEMORY_IS_SHORT = "the newest row waits until others have ended, and one that is alone is tried once more"
 # A warm-up's own requests: how many tokens each gains, and how many of them are read in one step.
 NOBODYS_TOKENS, READING_TOGETHER = 4, 3
 
@@ -86,7 +88,8 @@ class Engine:
     One thread steps; any thread may add, abort and take results meanwhile, and waits for the step under way.
 
     A step that raises has lost nothing: rows are where they were, or where a round that was over has brought them, and
-    the next step says what this one would have said.
+    the next step says what this one would have said. Where memory runs out, fewer rows run at once from then on, and
+    `OutOfMemory` is raised where it runs out again for one that is alone.
 
     `keep_rows` finished rows keep their keys, so that a request that begins with the same tokens (the next turn of a
     chat) starts from there; where keys lie in blocks, beginnings are kept for as long as there is room. A row waits
@@ -162,7 +165,8 @@ class Engine:
         self._is_stale = False
         self._values: list[int] = []  # of the weights that made the kept keys
         self.admission = Admission()
-        self.num_preempted = 0  # how often a running row had to wait again because keys ran out of room
+        self.row_limit = RowLimit()
+        self.num_preempted = 0  # how often a running row had to wait again because keys or memory ran out
         # Tokens of prompts that were looked for among keys which other rows had made, and those that were found there.
         self.num_prefix_queries = self.num_prefix_hits = 0
         self._is_blocked = False  # whether the first of the waiting rows has to wait until another leaves
@@ -434,41 +438,56 @@ class Engine:
 
     @torch.inference_mode()
     def _step(self) -> list[Progress]:
-        try:
-            if not self._unsaid:  # or a step was interrupted, and what it had gained comes first
-                is_pending = self.runner is not None and self.runner.has_pending
-                if not (is_pending or self._unjudged or (self._owes_round and self._decoding)):
-                    self._admit()
-                self._expire()
-                if self._unjudged and not is_pending:
-                    self._judge_prompts()
-                else:
-                    self._owes_round = False
-                    self._round()
-            self._retire_behind_round()
-            return self._say()
-        except BaseException as error:  # anywhere: a user's Ctrl-C, a tokenizer or a model that fails, no memory
-            self._start_over()
-            if isinstance(error, LayersNotBuilt) and self.target.counterparts is None:
-                self._go_on_by_modules(error)
-                return []
-            raise
+        while True:
+            try:
+                self._do_step()
+                if self.row_limit.note_step():
+                    self._is_blocked = False
+                return self._say()
+            except BaseException as error:  # anywhere: a user's Ctrl-C, a tokenizer or a model that fails, no memory
+                running = list(self._running.values())
+                self._start_over()
+                if isinstance(error, LayersNotBuilt) and self.target.counterparts is None:
+                    self._go_on_by_modules(error)
+                    return []
+                if not (is_out_of_memory(error) and self._survives_memory):
+                    raise
+                self._go_on_with_fewer(error, running)
+            self._give_back_memory()  # here: until an error has been dealt with, it holds what its steps had made
+
+    def _do_step(self) -> None:
+        if not self._unsaid:  # or a step was interrupted, and what it had gained comes first
+            is_pending = self.runner is not None and self.runner.has_pending
+            if not (is_pending or self._unjudged or (self._owes_round and self._decoding)):
+                self._admit()
+            self._expire()
+            if self._unjudged and not is_pending:
+                self._judge_prompts()
+            else:
+                self._owes_round = False
+                self._round()
+        self._retire_behind_round()
 
     def _round(self) -> None:
         """One round of all rows that decode. Where their keys run out of room, the newest row waits for the others."""
         self._is_plain = False
         while batch := self._batch():
+            is_short = False
             try:
                 for done in self._run(batch):
                     gained = self._commit_or_undo(done)
                     self._observe(done, gained)
                     self._run_ahead(done)
                     self._account(done.spent)  # last: what was recorded for the next round took this one's time
-            except CacheFull:
-                if not self._make_room():
+            except CacheFull as error:
+                is_short = isinstance(error, MemoryFull)
+                if not (self._make_memory(error) if is_short else self._make_room()):
                     raise
-                if not self._unsaid:
+                if not is_short and not self._unsaid:
                     continue
+            if is_short:
+                self._give_back_memory()
+                continue
             places = {row.handle: place for place, row in enumerate(batch)}
             self._unsaid.sort(key=lambda entry: places.get(entry[0].handle, len(places)))
             return
@@ -502,6 +521,68 @@ class Engine:
         self._is_plain = True
         self._rewind_to_history(self._running.values())
         return True
+
+    def _make_memory(self, error: CacheFull) -> bool:
+        """Behind a pass that ran out of memory: the newest row waits, and one that is alone is tried once more.
+
+        False where that was done already, or where all rows have to begin again from their texts.
+        """
+        rows = list(self._running.values())
+        if len(rows) == 1 and self.row_limit.failures_alone:
+            return False
+        without_keys = [row for row in rows if self.target.length(row.number) < len(row.history) - 1]
+        if without_keys and self.target.observers:
+            return False
+        self._report_memory(error)
+        for row in without_keys:  # perhaps of a prompt that came along: in passes of bounded size from now on
+            row.is_reading = True
+        if len(rows) > 1:
+            self.row_limit.lower(len(rows) - 1)
+            self._preempt_newest()
+        else:
+            self.row_limit.failures_alone += 1
+            self._rewind_to_history(rows)
+        return True
+
+    @property
+    def _survives_memory(self) -> bool:
+        """Not where other ranks have their part in a pass: one that fails leaves them within a sum."""
+        return self.target.counterparts is None and not self.faults.strict
+
+    def _memory_as_room(self) -> AbstractContextManager[None]:
+        return memory_as_room() if self._survives_memory else nullcontext()
+
+    def _go_on_with_fewer(self, error: BaseException, running: Sequence[Row]) -> None:
+        """All rows begin again from their texts, half as many at once. Raises where one that is alone has failed twice.
+
+        Half: each try reads all texts anew.
+        """
+        drop_tensors(error)
+        cause = error.__cause__ or error if isinstance(error, MemoryFull) else error
+        is_alone = len(running) <= 1
+        if is_alone and self.row_limit.failures_alone:
+            row = next(iter((*running, *self._waiting)), None)
+            raise OutOfMemory(
+                f"memory ran out twice for a row that runs alone ({kind_and_line(cause)}): shorten its prompt, ask for "
+                "shorter drafts, or give the decoder fewer cache_tokens, which leaves more beside the keys",
+                None if row is None else row.handle,
+            ) from cause
+        self._report_memory(cause)
+        self.row_limit.failures_alone += is_alone
+        self.row_limit.lower(len(running) // 2)
+
+    def _report_memory(self, error: BaseException) -> None:
+        cause = error.__cause__ if isinstance(error, MemoryFull) else error
+        assert isinstance(cause, Exception)
+        self.faults.report(self.target.model, cause, MEMORY_IS_SHORT)
+
+    def _give_back_memory(self) -> None:
+        """What nobody needs: keys of rows that have ended, and what torch keeps for later."""
+        while self.prefixes.evict():
+            pass
+        self._let_go()
+        if self.target.device.type == "cuda":
+            torch.cuda.empty_cache()
 
     def _commit_or_undo(self, done: VerifiedRound) -> list[Progress]:
         """Rows gain their tokens, or are where they were before. Once they have them they keep them.
@@ -591,19 +672,22 @@ class Engine:
         runner = self.runner
         if runner is not None:
             runner.wait()  # a round is timed by the clock: the device's own come before it
+            runner.note_plain_round()
         self._is_crowded = False
+        is_beside = runner is not None and (beside_device or runner.has_pending)
         try:
-            done = run_on_host(
-                rows,
-                self._view(rows),
-                target=self.target,
-                drafting=self.drafting,
-                rule=self.rule,
-                runner=runner,
-                clock=self.clock,
-            )
+            with nullcontext() if is_beside else self._memory_as_room():
+                done = run_on_host(
+                    rows,
+                    self._view(rows),
+                    target=self.target,
+                    drafting=self.drafting,
+                    rule=self.rule,
+                    runner=runner,
+                    clock=self.clock,
+                )
         except CacheFull:
-            if runner is None or not (beside_device or runner.has_pending):
+            if not is_beside:
                 raise
             self._is_crowded = True  # nothing more is sent off, so that the next step can make room
             self._rewind_to_history(rows)
@@ -862,7 +946,8 @@ class Engine:
             self._evaluate()
         while self._running and not self._has_room() and len(self._running) > 1:
             self._preempt_newest()
-        self._take_in_waiting()
+        while not self._took_in_waiting():
+            self._give_back_memory()
 
     def _admit_behind(self, runner: Runner) -> None:
         """Newcomers' prompts follow the round under way at once, so that the device waits for no host in between.
@@ -875,6 +960,16 @@ class Engine:
         if has_newcomers and runner.has_pending and not (self.target.cache.reads_in_place or self.target.observers):
             with suppress(CacheFull):
                 self._take_in_waiting()
+
+    def _took_in_waiting(self) -> bool:
+        """The same in steps: False where memory ran out on the way and the newest row was sent back to wait."""
+        try:
+            self._take_in_waiting()
+        except MemoryFull as error:
+            if not self._make_memory(error):
+                raise
+            return False
+        return True
 
     def _take_in_waiting(self) -> None:
         """Waiting rows in their order, as long as they fit; what they have to read is read, as far as there is room."""
@@ -948,7 +1043,8 @@ class Engine:
         """A row that is alone is always taken in: `add` has refused those that would not fit then."""
         if not self._running:
             return True
-        return (self.max_rows is None or len(self._running) < self.max_rows) and self._has_room(row)
+        limits = (self.max_rows, self.row_limit.most)
+        return all(most is None or len(self._running) < most for most in limits) and self._has_room(row)
 
     def _has_room(self, new: Row | None = None) -> bool:
         """Whether running rows can go on, and a new one beside them; kept rows have to go if that helps."""
@@ -1023,10 +1119,11 @@ class Engine:
                 first.setdefault(text, row)
         numbers, parts = [row.number for row, _ in fed], [part for _, part in fed]
         logits: dict[int, Tensor] = {}
-        if ending:
-            logits = self._feed_to_ends(numbers, parts, list(ending.values()))
-        else:
-            self.target.feed(numbers, parts)
+        with self._memory_as_room():
+            if ending:
+                logits = self._feed_to_ends(numbers, parts, list(ending.values()))
+            else:
+                self.target.feed(numbers, parts)
         for row, _ in fed:
             row.is_reading = row.handle in ending or self.target.length(row.number) < len(row.history) - 1
             self.target.remember(row.number, row.history)
@@ -1051,7 +1148,9 @@ class Engine:
         last token is a round's again."""
         try:
             return self.target.feed_to_end(numbers, parts, [row.number for row in ending])
-        except CacheFull:
+        except Exception as error:
+            if not (isinstance(error, CacheFull) or is_out_of_memory(error)):
+                raise
             known = [min(self.target.length(row.number), len(row.history) - 1) for row in ending]
             self.target.rewind([row.number for row in ending], known)
             raise
@@ -1132,6 +1231,7 @@ class Engine:
         if self.runner is None or not self.runner.has_pending:  # slots move when a row goes
             self._let_go()
         if self._is_empty:
+            self.row_limit.lift()
             self._go_on_training()
             if is_forgotten:  # a model may change now, and nobody looks whether keys are still its weights'
                 for cache in self._caches():

@@ -15,7 +15,7 @@ from forerun.engine.engine import Engine
 from forerun.engine.mailbox import Receiver, Waiter, wake
 from forerun.engine.request import Request
 from forerun.engine.row import Progress
-from forerun.errors import EngineClosed
+from forerun.errors import EngineClosed, OutOfMemory, kind_and_line
 
 log = logging.getLogger("forerun.engine")
 Call = tuple["Future[Any]", Callable[[], Any]]
@@ -162,12 +162,23 @@ class EngineThread:
         wake(waiters)
 
     def _fail(self, error: Exception) -> None:
+        if isinstance(error, OutOfMemory) and error.handle in self._receivers:
+            self._end_one(error.handle, error)  # the others have a chance without it
+            return
         self._failures += 1
+        if self._failures < TRIES:
+            log.warning("a step failed (%s); it is tried again", kind_and_line(error), exc_info=error)
         if self._failures == TRIES:
             self._failures = 0
             self._abort(*self._receivers)
             self.engine.take_results()
             self._end_all(error)
+
+    def _end_one(self, handle: int, error: Exception) -> None:
+        receiver = self._receivers.pop(handle)
+        del self._handles[receiver]
+        self._abort(handle)
+        wake(self._tell(receiver, error=error))
 
     def _end_all(self, error: BaseException, unheard: Sequence[Receiver] = ()) -> None:
         """Whoever waits for a request under way, or for one that was not heard of, hears of the error."""

@@ -471,7 +471,8 @@ class Scorer:
             with self._on_all_ranks(call, body):
                 out = self._by(body, call)
         except BaseException:
-            self.rewind(rows, before)  # a pass that fails leaves no token behind
+            known = map(self.cache.length, rows)  # fewer than before where memory for keys ran out on the way
+            self.rewind(rows, list(map(min, before, known)))  # a pass that fails leaves no token behind
             raise
         self._skipped_by = self._skipped_by if out.finished is None else body
         for observer in self.observers:

@@ -6,7 +6,6 @@ in between need nothing of the host but tokens, and launched one by one they cos
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -20,7 +19,7 @@ from forerun.drafters.device_model import FIRST
 from forerun.engine.device.runner import Runner
 from forerun.engine.device.shapes import POSITIONS
 from forerun.engine.row import Row
-from forerun.errors import ForerunWarning, RankLost
+from forerun.errors import RankLost
 from forerun.math.transfer import int64, to_device
 from forerun.types import Rule
 
@@ -48,6 +47,7 @@ class DraftPasses:
 
     def _score_last(self, known: Mapping[int, Row], rows: Sequence[int], blocks: Sequence[Sequence[int]]) -> Tensor:
         """What `Scorer.score_last` gives: [B, V]."""
+        self.runner.note_plain_round()
         if self.runner.is_disabled or max(map(len, blocks)) > POSITIONS[-1]:
             return self.scorer.score_last(rows, blocks)
         try:
@@ -55,9 +55,7 @@ class DraftPasses:
         except (CacheFull, RankLost):
             raise
         except Exception as error:
-            self.runner.is_disabled = True
-            what = f"a draft model's pass could not be recorded ({type(error).__name__}: {error})"
-            warnings.warn(f"{what}; it goes on without CUDA graphs, slower", ForerunWarning, stacklevel=4)
+            self.runner.disable(error, "a draft model's pass")
             return self.scorer.score_last(rows, blocks)
         if len(logits) == len(blocks):
             return logits

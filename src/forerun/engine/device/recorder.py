@@ -179,9 +179,9 @@ class Scratch:
         """Memory for `number` rows like those of `like` [n, V]; rows kept before may be lost."""
         if len(self.rows) < number or self.rows.shape[1] != like.shape[1] or self.rows.dtype != like.dtype:
             number = max(number, min(2 * len(self.rows), DOUBLING))  # a policy that tries longer drafts soon tries more
+            self.version += 1  # first: where there is no memory, the old one is gone all the same
             self.rows = torch.empty(0, 0)  # free the old memory before asking for more
             self.rows = like.new_empty(number, like.shape[1])
-            self.version += 1
 
 
 class Marks:

@@ -47,6 +47,7 @@ from forerun.engine.device.shapes import (
 )
 from forerun.engine.device.tree_round import NOTES, TreeRound
 from forerun.engine.host_draft import HostDraft
+from forerun.engine.memory import is_out_of_memory
 from forerun.engine.row import Progress, Row, TokenLogprob
 from forerun.engine.stats import Seconds
 from forerun.errors import ForerunWarning, RankLost, UnsupportedModel
@@ -61,6 +62,7 @@ from forerun.types import BatchView, LawParams, Rule, Verdict
 READ_BUFFERS = 3  # one that is read, two of pending rounds
 SHRINK_AFTER = 16  # rounds with more dummies than need be before rows move to a smaller table
 NEAR = 8  # tokens left, beside two drafts, below which lengths are the budget's rather than the policy's
+PAUSE = 64  # rounds step by step after one that memory ran out for; twice as many each time it does so again
 MARGIN = 64  # tokens before the end of a draft model's context, from where on rounds are run step by step
 
 
@@ -117,7 +119,8 @@ class Runner:
         self.recorder = recorder or Recorder(target.device, None if target.ranks is None else target.ranks.agree)
         self.recordings = Recordings(self.recorder)
         self.pending: deque[PendingRound] = deque()
-        self.is_disabled = False  # a recording has failed: nothing is launched any more
+        self.is_disabled = False  # a recording has failed: nothing is launched any more, or not for a while
+        self._paused_for, self._next_pause = 0, PAUSE  # rounds step by step
         self.whole_rounds = whole_rounds  # whether whole rounds can be recorded, not the target's pass alone
         self._scratch, self._hidden = Scratch(), Scratch()
         self._draft_scratches = Scratch(), Scratch()  # as drafts give them, and as options leave them
@@ -371,11 +374,26 @@ class Runner:
         if self.pending:
             self.pending[-1].buffer.marks.wait()
 
-    def disable(self, error: Exception) -> None:
-        """After a recording that failed, work is run step by step; pending rounds are still collected."""
-        self.is_disabled = True
-        what = f"a round could not be recorded ({type(error).__name__}: {error})"
-        warnings.warn(f"{what}; decoding goes on without CUDA graphs, slower", ForerunWarning, stacklevel=5)
+    def disable(self, error: Exception, what: str = "a round") -> None:
+        """After a recording that failed, work is run step by step; pending rounds are still collected.
+
+        For a while only where memory ran out, unless other ranks would have to go back to recordings as well.
+        """
+        self.is_disabled, consequence, is_known = True, "", False
+        if is_out_of_memory(error) and self.target.counterparts is None:
+            is_known = self._next_pause > PAUSE
+            self._paused_for, self._next_pause = self._next_pause, 2 * self._next_pause
+            consequence = ", and recording is tried again later"
+        if not is_known:
+            problem = f"{what} could not be recorded ({type(error).__name__}: {error})"
+            remark = f"{problem}; decoding goes on without CUDA graphs, slower{consequence}"
+            warnings.warn(remark, ForerunWarning, stacklevel=5)
+
+    def note_plain_round(self) -> None:
+        """A round goes step by step: enough of them end a pause."""
+        if self._paused_for:
+            self._paused_for -= 1
+            self.is_disabled = self._paused_for > 0
 
     def score(self, rows: Sequence[Row], blocks: Sequence[Sequence[int]]) -> Tensor:
         """What `Scorer.score` gives for blocks behind the rows' keys, by the recorded pass: [N, V]."""
