@@ -1,7 +1,8 @@
-"""`python -m benchmarks.narrow TEXT`: what quantising a model's weights does to it, on a text and beside float32.
+"""`python -m benchmarks.narrow TEXT`: what quantising a model's weights or its keys and values does to it, on a text.
 
-For each scheme: perplexity, how often the likeliest next token is still the same one, and alpha = E[sum min(p, q)], the
-chance that a token drafted by the quantised copy is kept by the float32 target (`SelfDraft`).
+For each form, beside float32: perplexity, how often the likeliest next token is still the same one, and
+alpha = E[sum min(p, q)], the chance that a token drafted by the quantised copy is kept by the float32 target
+(`SelfDraft`).
 """
 
 from __future__ import annotations
@@ -15,8 +16,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from benchmarks.command import add_outputs, make_parser, run_command
+from forerun.cache.paged import PagedCache
 from forerun.config import Kernels
 from forerun.errors import InvalidArgument
 from forerun.eval.estimate import Estimate, compare, mean
@@ -32,11 +35,15 @@ from forerun.measure.record import Record
 from forerun.measure.show import main
 from forerun.measure.table import Table
 from forerun.measure.turns import Outcome, Turn, take_turns
+from forerun.models.cache_size import CACHE_SCHEMES, cache_scheme
 from forerun.models.scorer import Scorer
 
 KIND = "narrow weights"
 FLOAT32 = "float32"
+KEYS = " keys"  # ends the name of a form whose keys and values are rounded
+PAPERS = "w8a8"  # weights and activations as BASS rounds them; its keys and values are rounded, too
 AT_ONCE = 64  # positions whose logits are held at a time
+KEYS_AT_ONCE = 8192  # of a window, and blocks to spare
 
 
 @dataclass(slots=True)
@@ -52,16 +59,22 @@ class Reading:
 
 
 class Forms:
-    """The same model in float32 and quantised, each with a scorer of its own."""
+    """The same model in float32 and rounded, each with a scorer of its own."""
 
-    def __init__(self, model: str, schemes: Sequence[str], use: Kernels) -> None:
+    def __init__(self, model: str, schemes: Sequence[str], keys: Sequence[str], use: Kernels) -> None:
         self.scorers: dict[str, Scorer] = {}
         self.sizes: dict[str, int] = {}
         for form in (FLOAT32, *schemes):
             asked: dict[str, Any] = {} if form == FLOAT32 else {"quantize": form}
             loaded, self.tokenizer = load_model(model, device="cpu", dtype="float32", **asked)
-            self.scorers[form] = Scorer(loaded, use=use)
-            self.sizes[form] = sum(held(weight)[1] for weight in matrices(loaded))
+            size = sum(held(weight)[1] for weight in matrices(loaded))
+            self._add(form, Scorer(loaded, use=use), size)
+            for rounded in keys if form in (FLOAT32, PAPERS) else ():
+                name = (rounded if form == FLOAT32 else f"{form}, {rounded}") + KEYS
+                self._add(name, with_rounded_keys(loaded, rounded), size)
+
+    def _add(self, form: str, scorer: Scorer, size: int) -> None:
+        self.scorers[form], self.sizes[form] = scorer, size
 
     @torch.inference_mode()
     def read(self, index: int, window: Window) -> list[Reading]:
@@ -84,6 +97,12 @@ class Forms:
         for scorer in self.scorers.values():
             scorer.release(0)
         return list(totals.values())
+
+
+def with_rounded_keys(model: PreTrainedModel, scheme: str) -> Scorer:
+    """On a GPU kernels read such keys. Here torch does, from the same blocks: slower, and the same numbers."""
+    cache = PagedCache(KEYS_AT_ONCE, torch.device("cpu"), scheme=cache_scheme(scheme))
+    return Scorer(model, cache=cache, use=Kernels.OFF)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +145,7 @@ def summary(readings: Sequence[Reading], sizes: dict[str, int]) -> Table:
         shares = (_shown(found.agreement, 3), _shown(found.alpha, 3))
         rows.append((form, f"{sizes[form] / 2**20:.0f}", *cells, *shares))
     headings = ("", "MiB", "perplexity", "change", "difference", "same likeliest token", "alpha")
-    return Table("Quantised on load, beside float32", headings, tuple(rows))
+    return Table("Rounded weights, or keys and values, beside float32", headings, tuple(rows))
 
 
 def figure(readings: Sequence[Reading], sizes: dict[str, int], machine: str) -> Figure | None:
@@ -150,7 +169,7 @@ def figure(readings: Sequence[Reading], sizes: dict[str, int], machine: str) -> 
             for what, values in shares.items()
         ),
     )
-    return Figure(f"Quantised on load, {machine}", panels, columns=3, panel_size=(3.8, 3.4))
+    return Figure(f"Rounded, {machine}", panels, columns=3, panel_size=(3.8, 3.4))
 
 
 def _shown(found: Estimate, digits: int) -> str:
@@ -168,12 +187,12 @@ def chosen_windows(tokens: Sequence[int], size: int, count: int) -> list[Window]
 
 
 def run(
-    model: str, text: Path, schemes: Sequence[str], size: int, count: int, use: Kernels, output: Path,
-    reporter: Reporter, command: Sequence[str],
+    model: str, text: Path, schemes: Sequence[str], keys: Sequence[str], size: int, count: int, use: Kernels,
+    output: Path, reporter: Reporter, command: Sequence[str],
 ) -> Record:  # fmt: skip
     content = read_text(text)
     reporter.start(f"loading {without_folders(model)}")
-    forms = Forms(model, schemes, use)
+    forms = Forms(model, schemes, keys, use)
     found = chosen_windows(forms.tokenizer(content)["input_ids"], size, count)
     origin, readings = provenance("cpu", command), list[Reading]()
 
@@ -201,13 +220,15 @@ def command(arguments: list[str]) -> int:
     parser.add_argument("text", type=Path, help="a text file, such as test.txt of WikiText-2")
     parser.add_argument("--model", default="embedded", help="Hub name, folder, GGUF file or 'embedded'")
     parser.add_argument("--schemes", nargs="+", choices=SCHEMES, default=list(SCHEMES))
+    parser.add_argument("--keys", nargs="*", choices=list(CACHE_SCHEMES), default=list(CACHE_SCHEMES),
+                        help=f"round keys and values, of float32 and of {PAPERS} weights")  # fmt: skip
     parser.add_argument("--window", type=int, default=256, help="tokens of a window")
     parser.add_argument("--windows", type=int, default=24)
     parser.add_argument("--kernels", choices=[each.value for each in Kernels], default=Kernels.ON.value)
     add_outputs(parser, plot="perplexity and likeness of each scheme")
     chosen = parser.parse_args(arguments)
     use = Kernels(chosen.kernels)
-    parts = (chosen.model, chosen.text, chosen.schemes, chosen.window, chosen.windows, use)
+    parts = (chosen.model, chosen.text, chosen.schemes, chosen.keys, chosen.window, chosen.windows, use)
     return run_command("narrow", arguments, chosen, partial(run, *parts))
 
 

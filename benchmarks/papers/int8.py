@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import product
 from pathlib import Path
 from typing import Any
 
 from benchmarks.papers.common import Setup, Steps, markdown, paper_figure, record_path, sentences, store
 from benchmarks.papers.pairs import Pair, open_pair
-from benchmarks.papers.scores import rouge2
+from benchmarks.papers.scores import passes, rouge2
 from forerun.drafters.base import Drafter
 from forerun.errors import InvalidArgument
 from forerun.eval.estimate import Estimate, compare
@@ -22,35 +21,43 @@ TITLE = "INT8 weights and activations of both models (BASS, Tables 1 to 3)"
 FLOAT, INT8 = "float32", "INT8"
 FORMS = (FLOAT, INT8)
 """INT8 is the paper's form: 8-bit weights with a scale an output, 8-bit activations with a scale a token. Embedding and
-head have 8-bit weights in groups of 32 and float inputs. Keys and values stay float32; the paper's are rounded."""
+head have 8-bit weights in groups of 32 and float inputs. Keys and values stay float32; the paper's are rounded, and
+`python -m benchmarks.narrow` says what that does to perplexity."""
 LENGTH = 4  # tokens drafted
 SUMMARIES, PROGRAMS = "xsum", "humaneval"
 TASKS: dict[str, dict[str, float]] = {SUMMARIES: {"temperature": 0.0}, PROGRAMS: {"temperature": 0.2, "top_p": 0.95}}
 """Summaries are greedy, so that both forms can be compared article by article; programs are sampled as the paper's."""
 
 
+QUALITY = {SUMMARIES: ("ROUGE-2", "rouge2"), PROGRAMS: ("pass@1", "pass")}
+
+
 def measure(setup: Setup, path: Path | None = None, pair: Pair | None = None) -> Record:
     forms = {FLOAT: pair or open_pair(setup)}
     forms[INT8] = rounded(open_pair(setup))
-    count, tokens = setup.choose((16, 48), (2, 8))
-    tasks = {name: forms[FLOAT].task(name, count, setup.seed) for name in TASKS}
+    sizes = setup.choose({SUMMARIES: (16, 48), PROGRAMS: (64, 160)}, dict.fromkeys(TASKS, (2, 8)))
+    tasks = {name: forms[FLOAT].task(name, count, setup.seed) for name, (count, _) in sizes.items()}
     decoders = {name: each.decoder(each.main, LENGTH) for name, each in forms.items()}
-    steps, rows = Steps(count * len(FORMS) * len(TASKS)), []
-    for name, place, form in product(TASKS, range(count), FORMS):
+    order = [(name, place, form) for name in TASKS for place in range(sizes[name][0]) for form in FORMS]
+    steps, rows = Steps(len(order)), []
+    for name, place, form in order:
         steps.step(f"{name} {place + 1}, {form}")
         item = tasks[name].items[place]
         found = decoders[form].generate(
-            [list(item.tokens)], max_new_tokens=tokens, eos_token_id=[], seed=setup.seed + place, **TASKS[name]
+            [list(item.tokens)], max_new_tokens=sizes[name][1], eos_token_id=[], seed=setup.seed + place, **TASKS[name]
         )
         answer, stats = found.new_tokens[0], found.stats
         rows.append({
             "task": name, "item": place, "form": form, "drafted": stats.num_draft_tokens,
             "accepted": stats.num_accepted_tokens, "rounds": stats.rounds, "tokens": len(answer), "text": list(answer),
             "rouge2": rouge2(forms[form].tokenizer, [answer], [item.reference]),
+            "pass": passes(forms[form].tokenizer, answer, item.program),
         })  # fmt: skip
     steps.end()
     settings = {
-        "draft": forms[FLOAT].main, "draft length": LENGTH, "prompts": count, "new tokens": tokens,
+        "draft": forms[FLOAT].main, "draft length": LENGTH,
+        "prompts": {name: count for name, (count, _) in sizes.items()},
+        "new tokens": {name: tokens for name, (_, tokens) in sizes.items()},
         "tasks": {name: task.source for name, task in tasks.items()}, **forms[FLOAT].about,
     }  # fmt: skip
     where = path or record_path("int8", forms[FLOAT].name)
@@ -87,8 +94,9 @@ def shares(record: Record, task: str, key: str, of: str) -> tuple[Estimate, Esti
     return found.plain, found.speculative, found.difference
 
 
-def rouges(record: Record) -> tuple[Estimate, Estimate, Estimate] | None:
-    values = [[row["rouge2"] for row in rows_of(record, SUMMARIES, form)] for form in FORMS]
+def scores(record: Record, task: str, key: str) -> tuple[Estimate, Estimate, Estimate] | None:
+    """ROUGE-2 or pass@1 in both forms, and INT8's less float32's; None where answers were not scored."""
+    values = [[row.get(key) for row in rows_of(record, task, form)] for form in FORMS]
     if any(value is None for side in values for value in side):
         return None
     found = compare(*values)
@@ -123,8 +131,9 @@ def render(record: Record) -> list[str]:
     for task in TASKS:
         lines = {"accepted / drafted": shares(record, task, "accepted", "drafted"),
                  "tokens a round": shares(record, task, "tokens", "rounds")}  # fmt: skip
-        if task == SUMMARIES and (found := rouges(record)) is not None:
-            lines["ROUGE-2"] = found
+        what, key = QUALITY[task]
+        if (found := scores(record, task, key)) is not None:
+            lines[what] = found
         rows += [(task, what, *map(_shown, figures)) for what, figures in lines.items()]
     table = markdown(("task", "", *FORMS, "difference"), rows)
     return ["Intervals of 95 % over prompts:", "", *table, "", *_verdict(record)]
@@ -137,15 +146,18 @@ def _shown(found: Estimate) -> str:
 
 
 def _verdict(record: Record) -> list[str]:
-    quality = rouges(record)
+    found = {task: scores(record, task, key) for task, (_, key) in QUALITY.items()}
     _, _, change = shares(record, SUMMARIES, "accepted", "drafted")
     told = {True: "cannot be told from float32's", False: "is another one than float32's", None: "is known of too few"}
+    qualities = [
+        f"{QUALITY[task][0]} in INT8 {told[each[2].holds(0.0)]} here"
+        for task, each in found.items()
+        if each is not None
+    ]
     return sentences(
-        f"**Quality.** ROUGE-2 in INT8 {told[quality[2].holds(0.0)]} here; the paper's INT8 rows are level with FP16's."
-        if quality is not None
-        else "",
+        f"**Quality.** {'; '.join(qualities)}; the paper's INT8 rows are level with FP16's." if qualities else "",
         f"**Acceptance.** On summaries it {told[change.holds(0.0)]}. Greedy summaries of the two have "
         f"{agreement(record):.0%} of their tokens in common before they part.",
         "**Speed.** What steps take in integers is measured by `python -m benchmarks.cpu_steps --narrow w8a8` "
-        "(quantise-on-load.md), not here. Pass rates of programs are not measured.",
+        "(quantise-on-load.md), not here.",
     )

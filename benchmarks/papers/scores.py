@@ -7,6 +7,10 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import Any
 
+from forerun.eval.sandbox.run import Limits
+from forerun.eval.tasks.code import HUMANEVAL
+from forerun.eval.tasks.task import Answer, Example
+
 
 def rouge2(tokenizer: Any, outputs: Sequence[Sequence[int]], references: Sequence[str | None]) -> float | None:
     """Mean ROUGE-2 F of the answers, each up to its end token; None without references or without rouge-score."""
@@ -17,6 +21,17 @@ def rouge2(tokenizer: Any, outputs: Sequence[Sequence[int]], references: Sequenc
     scorer = rouge_scorer.RougeScorer(["rouge2"], use_stemmer=True)
     pairs = zip(references, answers(tokenizer, outputs), strict=True)
     return fmean(scorer.score(reference, answer)["rouge2"].fmeasure for reference, answer in pairs)
+
+
+def passes(tokenizer: Any, output: Sequence[int], program: Example | None) -> float | None:
+    """Whether a program passes its tests, as 1 or 0; None where there are none, or nothing to read it with."""
+    if tokenizer is None or program is None:
+        return None
+    text = answers(tokenizer, [output])[0]
+    ends = [place for stop in HUMANEVAL.stops if (place := text.find(stop)) >= 0]
+    return HUMANEVAL.score(program, Answer(text[: min(ends, default=len(text))], tuple(output)), Limits()).values[
+        "pass"
+    ]
 
 
 def answers(tokenizer: Any, outputs: Sequence[Sequence[int]]) -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import random
 from dataclasses import dataclass
@@ -12,6 +11,8 @@ from typing import Any
 from forerun.bench.prompts import Question, built_in, encode, find_questions
 from forerun.config import data_folder
 from forerun.errors import InvalidArgument
+from forerun.eval.tasks.code import HUMANEVAL as HUMANEVAL_TASK
+from forerun.eval.tasks.task import Example
 
 XSUM = "summarization/xsum-1000.jsonl"
 HUMANEVAL = "humaneval/HumanEval.jsonl.gz"
@@ -25,6 +26,7 @@ class Item:
 
     tokens: tuple[int, ...]
     reference: str | None = None
+    program: Example | None = None  # what an answer goes on with, and the tests that it should pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,9 +81,9 @@ def _humaneval(tokenizer: Any, count: int, seed: int) -> Task:
     path = _in_data(HUMANEVAL)
     if path is None:
         return _category("mt_bench", tokenizer, count, seed)
-    with gzip.open(path, "rt", encoding="utf-8") as file:
-        texts = _some([json.loads(line)["prompt"] for line in file], count, seed, path.name)
-    return Task("humaneval", path.name, tuple(Item(tuple(tokenizer(text)["input_ids"])) for text in texts))
+    examples = _some(list(HUMANEVAL_TASK.read(data_folder()).examples), count, seed, path.name)
+    items = [Item(tuple(tokenizer(example.text)["input_ids"]), program=example) for example in examples]
+    return Task("humaneval", path.name, tuple(items))
 
 
 def _category(name: str, tokenizer: Any, count: int, seed: int) -> Task:

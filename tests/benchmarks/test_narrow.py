@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 from math import exp
 
 import pytest
 
-from benchmarks.narrow import FLOAT32, Reading, figure, summary
+from benchmarks.narrow import FLOAT32, Reading, figure, summary, with_rounded_keys
+from forerun.config import Kernels
+from forerun.models.scorer import Scorer
+from support.tiny import tiny_model
 
 SIZES = {FLOAT32: 4 << 20, "int8": 1 << 20, "int4": 1 << 19}
 
@@ -37,3 +41,17 @@ def test_the_picture_is_the_tables() -> None:
     assert values == pytest.approx([100 * (exp(0.1) - 1), 0.9, 0.8])
     assert drawn.panels[0].series[0].error[0] > 0
     assert figure([one for one in readings() if one.form == FLOAT32], SIZES, "m") is None
+
+
+def test_rounded_keys_and_nothing_else() -> None:
+    """Not the model's own logits, and the further from them the fewer bits of a number count."""
+    model, tokens = tiny_model("llama"), list(range(1, 25))
+    scorers = {"exact": Scorer(copy.deepcopy(model), use=Kernels.OFF)}
+    scorers |= {scheme: with_rounded_keys(model, scheme) for scheme in ("int8", "fp8")}
+    logits = {}
+    for name, scorer in scorers.items():
+        scorer.admit(0)
+        logits[name] = scorer.score([0], [tokens])
+    spread = logits["exact"].std()
+    eight, floating = (float((logits[name] - logits["exact"]).abs().mean() / spread) for name in ("int8", "fp8"))
+    assert 1e-3 < eight < floating / 2 < 0.2

@@ -122,6 +122,7 @@ class TestLeviathan:
 class TestInt8:
     def record(self, int8: dict[str, Any]) -> Record:
         float32 = {"drafted": 40, "accepted": 30, "rounds": 10, "tokens": 40, "text": [1, 2, 3, 4], "rouge2": 0.1}
+        float32 |= {"pass": 1.0}
         rows = [
             {"task": task, "item": item, "form": form, **float32, **(int8 if form == papers_int8.INT8 else {})}
             for task in papers_int8.TASKS
@@ -137,6 +138,9 @@ class TestInt8:
         worse = "\n".join(papers_int8.render(self.record({"accepted": 20, "text": [1, 2, 9, 9], "rouge2": 0.05})))
         assert worse.count("is another one than float32's") == 2 and "50% of their tokens" in worse
         assert "-0.250" in worse and "-0.050" in worse
+        failing = "\n".join(papers_int8.render(self.record({"pass": 0.0})))
+        assert "pass@1 in INT8 is another one" in failing and "ROUGE-2 in INT8 cannot be told" in failing
+        assert "| humaneval | pass@1 | 1.000" in failing
 
     def test_without_scores_there_is_no_word_of_quality(self) -> None:
-        assert "Quality" not in "\n".join(papers_int8.render(self.record({"rouge2": None})))
+        assert "Quality" not in "\n".join(papers_int8.render(self.record({"rouge2": None, "pass": None})))
