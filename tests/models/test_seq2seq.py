@@ -10,7 +10,7 @@ import pytest
 import torch
 from pytest import MonkeyPatch
 from torch import Tensor
-from transformers import LongT5Config, LongT5ForConditionalGeneration
+from transformers import UMT5Config, UMT5ForConditionalGeneration
 
 from forerun import DraftModel, EarlyExit, SpeculativeDecoder, Tree
 from forerun.cache.ragged import RaggedCache
@@ -353,9 +353,9 @@ def test_other_models_are_refused() -> None:
     with pytest.raises(UnsupportedModel, match="Seq2SeqScorer"):
         Scorer(tiny_model("t5"))
     assert isinstance(scorer_of(tiny_model("t5")), Seq2SeqScorer)
-    config = LongT5Config(d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2, vocab_size=20)
-    with pytest.raises(UnsupportedModel, match="longt5"):
-        scorer_of(LongT5ForConditionalGeneration(config))
+    config = UMT5Config(d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2, vocab_size=20)
+    with pytest.raises(UnsupportedModel, match="position biases in every layer"):
+        scorer_of(UMT5ForConditionalGeneration(config))
 
 
 @pytest.mark.gpu

@@ -149,7 +149,12 @@ CALM: dict[str, float] = {
     "rembert": 0.3, "roberta": 0.5, "roc_bert": 0.3, "trocr": 0.3, "xlnet": 0.5, "xmod": 0.3,
 }  # fmt: skip
 
-CALM_DECODERS = {"bart": 0, "blenderbot-small": 4, "marian": 3}  # and the seed that gives them something to say
+CALM_DECODERS = {
+    "bart": 0,
+    "blenderbot-small": 4,
+    "marian": 3,
+    "plbart": 0,
+}  # and the seed that gives them something to say
 
 NOT_BUILT: dict[str, str] = {
     "blt": "`model.generate` itself fails: its configuration has no number of layers for a cache",

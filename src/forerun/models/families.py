@@ -56,16 +56,23 @@ REASONS = {
 _COUNTS = "counts its decoder's positions from the length of the cache, which is the same for all rows"
 _IN_PARTS = "keeps its decoder's sizes in a part of its configuration, where passes do not look for them"
 _FULL = "sends tokens to experts until these are full, so that a draft changes what becomes of other tokens"
+_SWITCHES = (
+    "changes its encoder's attention for good at the first short source, so that a text depends on what was read before"
+)
+_PROJECTS = "projects its encoder's states in the decoder, before the layers' own projections make keys of them"
 _ATTENDS = "computes attention in modules of its own, which rows with an encoder do not go through"
 
 # Encoder-decoder families that are left, and why. Others were not tried.
 SEQ2SEQ_REASONS = {
     **dict.fromkeys(
-        ("led", "m2m_100", "prophetnet", "seamless_m4t", "seamless_m4t_v2", "speech_to_text", "speecht5"), _COUNTS
+        ("led", "m2m_100", "pegasus_x", "prophetnet", "seamless_m4t", "seamless_m4t_v2", "speech_to_text", "speecht5"),
+        _COUNTS,
     ),
     **dict.fromkeys(("canary", "encoder-decoder", "speech-encoder-decoder", "t5gemma", "t5gemma2"), _IN_PARTS),
     **dict.fromkeys(("nllb-moe", "switch_transformers"), _FULL),
     **dict.fromkeys(("fsmt", "mvp"), _ATTENDS),
+    "bigbird_pegasus": _SWITCHES,
+    "cohere_asr": _PROJECTS,
     "dia": "writes several codebooks of sound at once, not text",
     "pop2piano": "puts a composer's vector before the sound, in a generate of its own",
     "umt5": "has a table of position biases in every layer",
@@ -74,7 +81,8 @@ SEQ2SEQ_REASONS = {
 # Encoder-decoder families: absolute positions looked up in `embed_positions`, given as `position_ids`, or T5's bias.
 # All cross-attend with keys that are a projection of the encoder's states and nothing else.
 SEQ2SEQ_FAMILIES = frozenset({
-    "t5", "mt5", "bart", "mbart", "marian", "pegasus", "blenderbot", "blenderbot-small", "whisper", "moonshine",
+    "t5", "mt5", "longt5", "bart", "mbart", "plbart", "marian", "pegasus", "blenderbot", "blenderbot-small", "whisper",
+    "moonshine",
 })  # fmt: skip
 
 
