@@ -13,7 +13,7 @@ from numba import carray, prange
 from forerun.kernels.cpu.activation import gelus
 from forerun.kernels.cpu.attention import MOST_QUERIES, attend
 from forerun.kernels.cpu.disk_cache import njit
-from forerun.kernels.cpu.memory import Floats, Ints, add_at, pointer
+from forerun.kernels.cpu.memory import Floats, Ints, add_at, pointer, write_at
 from forerun.kernels.cpu.norms import centred_norm
 from forerun.kernels.cpu.product import multiply
 from forerun.kernels.cpu.share import GRAIN, share
@@ -69,7 +69,7 @@ def _self_head(
         _head(w[V] if which else w[K], w[V_BIAS, 0] if which else 0, head, normed, new)
         for n in range(tokens):
             place = cache[which] + ((starts[n] + positions[n]) * heads + head) * size * 4
-            carray(pointer(place), (size,), np.float32)[:] = new[n]
+            write_at(new[n], place)
     for n in range(tokens):
         row = (starts[n] * heads + head) * size * 4
         attend(
@@ -97,7 +97,9 @@ def _cross_head(
                 length, scale, scores,
             )  # fmt: skip
             first += count
-    mixed[:, head * size : (head + 1) * size] = out
+    for n in range(mixed.shape[0]):
+        for i in range(size):
+            mixed[n, head * size + i] = out[n, i]
 
 
 @njit(nogil=True, cache=True)

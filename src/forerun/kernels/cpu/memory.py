@@ -43,3 +43,11 @@ def add_at(x: Floats, address: int) -> None:
     more = carray(pointer(address), (x.shape[0],), np.float32)
     for i in range(x.shape[0]):
         x[i] += more[i]
+
+
+@compiled()
+def write_at(x: Floats, address: int) -> None:
+    """x to an address. A loop: Numba takes four seconds to compile `out[:] = x`, with its errors for every misfit."""
+    out = carray(pointer(address), (x.shape[0],), np.float32)
+    for i in range(x.shape[0]):
+        out[i] = x[i]

@@ -60,7 +60,8 @@ def norm(x: Floats, spec: Any, out: Floats, skip: int = 0) -> None:
         bias = spec.bias + skip * 4 if spec.bias else 0
         centred_norm(x, spec.gain + skip * 4 if spec.gain else 0, bias, spec.epsilon, spec.offset, out)
     else:
-        out[:] = x
+        for i in range(x.size):  # see `memory.write_at`
+            out[i] = x[i]
 
 
 @njit(nogil=True, cache=True)

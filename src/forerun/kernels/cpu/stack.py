@@ -11,13 +11,13 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import carray, prange
+from numba import prange
 
 from forerun.kernels.cpu.activation import SILU, activate, gated
 from forerun.kernels.cpu.attention import attend
 from forerun.kernels.cpu.compiled import compiled
 from forerun.kernels.cpu.disk_cache import njit
-from forerun.kernels.cpu.memory import Floats, Ints, add_at, pointer
+from forerun.kernels.cpu.memory import Floats, Ints, add_at, write_at
 from forerun.kernels.cpu.norms import NONE, NORM, norm, norms
 from forerun.kernels.cpu.product import multiply
 from forerun.kernels.cpu.share import GRAIN, share
@@ -117,7 +117,7 @@ def _finish_head(
         is_key = unit < num_heads + num_kv_heads
         head = unit - num_heads - (0 if is_key else num_kv_heads)
         place = (layer.keys if is_key else layer.values) + (address * num_kv_heads + head) * size * 4
-        carray(pointer(place), (size,), np.float32)[:] = part
+        write_at(part, place)
 
 
 @njit(nogil=True, cache=True)
