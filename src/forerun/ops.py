@@ -1,7 +1,9 @@
 """The one place that chooses between a kernel and its reference.
 
 A kernel has its reference's name and signature and goes behind the same function. `use` is the choice of the decoder
-that calls, for all of a round alike; where it is None, $FORERUN_KERNELS decides.
+that calls, for all of a round alike; where it is None, $FORERUN_KERNELS decides. A kernel that turns out not to compile
+here is told of once, and its reference runs from then on (`or_reference`); those without `use` are parts of fused
+layers, in whose place the model's own modules run (`Scorer`).
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from torch.nn import Parameter
 from forerun import kernels
 from forerun.config import Kernels, SamplingParams
 from forerun.config import kernels as kernels_asked
+from forerun.kernels.fallback import or_reference, refused
 from forerun.kernels.scaled import ScaledWeight, product
 from forerun.kernels.scaled_keys import ScaledKeys
 from forerun.math import advance as advance_reference
@@ -60,6 +63,7 @@ def attend(
     return attention_reference.attend(query, keys, values, plan, scale)
 
 
+@or_reference
 def attend_across(
     query: Tensor,  # [N, Hq, D]
     keys: Tensor,  # [R, Hk, C, D]
@@ -78,6 +82,7 @@ def attend_across(
     return attention_reference.attend(query, keys, values, plan, scale)
 
 
+@or_reference
 def attend_ragged(
     query: Tensor,  # [N, Hq, D]
     keys: Tensor,  # [R, Hk, C, D]
@@ -106,6 +111,8 @@ def why_not_ragged(
     """Why no kernel does it; None where one does. Without one `attend` is faster than this function's reference."""
     if reason := why_not_triton(query.device, use):
         return reason
+    if attend_ragged.__name__ in refused:
+        return "its kernel could not be built"
     from forerun.kernels.attention import attend as kernel
 
     return kernel.why_not(query, keys, values, tail)
@@ -116,6 +123,7 @@ def why_not_triton(device: torch.device, use: Kernels = Kernels.AUTO) -> str | N
     return "kernels are off" if use is Kernels.OFF else kernels.why_not_triton(device)
 
 
+@or_reference
 def write(
     keys: Tensor,  # [N, Hk, D]
     values: Tensor,  # [N, Hk, Dv]
@@ -133,6 +141,7 @@ def write(
     return cache_write_reference.write(keys, values, addresses, key_pool, value_pool)
 
 
+@or_reference
 def rotate_and_write(
     query: Tensor,  # [N, Hq, D] before rotation
     keys: Tensor,  # [N, Hk, D] before rotation
@@ -391,6 +400,7 @@ def _why_not_few_rows(
     return None
 
 
+@or_reference
 def verify(
     target: TargetLaw,
     draft: Draft,
@@ -409,6 +419,7 @@ def verify(
     return verify_reference.verify(target, draft, rule, keys, all_greedy)
 
 
+@or_reference
 def verify_tree(target: TargetLaw, draft: Draft, keys: Keys, use: Kernels | None = None) -> Verdict:
     """The path of each tree that survives, and what follows; see `forerun.math.tree.verify_tree`."""
     noise = None
@@ -422,6 +433,7 @@ def verify_tree(target: TargetLaw, draft: Draft, keys: Keys, use: Kernels | None
     return tree_reference.verify_tree(target, draft, keys, noise)
 
 
+@or_reference
 def sample(logits: Tensor, params: LawParams, uniforms: Tensor, use: Kernels | None = None) -> Sample:
     """A draft's tokens from its logits, one a row; see `forerun.math.sample.sample`."""
     if _on_gpu(logits, use):
@@ -432,6 +444,7 @@ def sample(logits: Tensor, params: LawParams, uniforms: Tensor, use: Kernels | N
     return sample_reference.sample(logits, params, uniforms)
 
 
+@or_reference
 def draft_ngrams(
     table: Ngrams,
     recent: Tensor,  # [R, W]
@@ -448,6 +461,7 @@ def draft_ngrams(
     return ngram_reference.draft_ngrams(table, recent, known, params, uniforms)
 
 
+@or_reference
 def draft_uniforms(keys: Keys, width: int, rule: object, use: Kernels | None = None) -> Tensor:
     """The numbers a draft is drawn with; see `forerun.math.random.draft_uniforms`."""
     if _on_gpu(keys.seed, use) and width:
@@ -457,6 +471,7 @@ def draft_uniforms(keys: Keys, width: int, rule: object, use: Kernels | None = N
     return random_reference.draft_uniforms(keys, width, rule)
 
 
+@or_reference
 def draft_lengths(asked: Tensor, budget: Tensor, position: Tensor, most: int, use: Kernels | None = None) -> Tensor:
     """Draft lengths within what a budget has left; see `forerun.math.advance.draft_lengths`."""
     if _on_gpu(asked, use):
@@ -466,6 +481,7 @@ def draft_lengths(asked: Tensor, budget: Tensor, position: Tensor, most: int, us
     return advance_reference.draft_lengths(asked, budget, position, most)
 
 
+@or_reference
 def lay_out(
     slots: Tensor,
     past: Tensor,
@@ -484,6 +500,7 @@ def lay_out(
     return advance_reference.lay_out(slots, past, count, number, capacity, limit, table)
 
 
+@or_reference
 def advance(
     state: DeviceRowState,
     drafted: Tensor,
@@ -500,6 +517,7 @@ def advance(
     return advance_reference.advance(state, drafted, verdict, vocab_size, counts)
 
 
+@or_reference
 def adjust(
     logits: Tensor,  # [n, V] consecutive positions of one row
     prompt: Sequence[int],
@@ -519,6 +537,7 @@ def adjust(
     return penalties_reference.adjust(logits, prompt, output, drafted, params, forbid, min_new_tokens)
 
 
+@or_reference
 def adjust_rows(
     logits: Tensor,  # [R * n, V] n consecutive positions of every row
     options: RowOptions,
@@ -547,6 +566,7 @@ def draw(weights: Tensor, uniforms: Tensor) -> Tensor:
     return laws_reference.draw(weights, uniforms)
 
 
+@or_reference
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, use: Kernels = Kernels.AUTO) -> Tensor:
     """x @ weight.T (+ bias), [.., K] and [M, K] -> [.., M]; on a CPU by our own product where that is faster."""
     if use is Kernels.OFF or x.device.type != "cpu" or x.dtype != weight.dtype or kernels.why_not_numba():
@@ -558,3 +578,13 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, use: Kernels =
     if use is Kernels.AUTO and not choice.is_faster(weight, x.shape[:-1].numel()):
         return F.linear(x, weight, bias)
     return linear.linear(x, weight, bias, threads.most_threads())
+
+
+@or_reference
+def prefers_own_linear(weight: Tensor, rows: int, use: Kernels = Kernels.AUTO) -> bool:
+    """Whether `linear` takes our own product, which can take this weight: timing it compiles it."""
+    if use is not Kernels.AUTO:
+        return use is Kernels.ON
+    from forerun.kernels.cpu import choice
+
+    return choice.is_faster(weight, rows)

@@ -14,8 +14,10 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
+from forerun.config import Kernels
 from forerun.errors import InvalidArgument
 from forerun.kernels import why_not_triton
+from forerun.kernels.fallback import or_reference
 from forerun.math import scaled
 from forerun.math.scaled import RoundedRows, RoundedWeight
 
@@ -83,9 +85,12 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return product(rows.contiguous(), weight, bias).unflatten(0, x.shape[:-1])
 
 
-def product(x: Tensor | RoundedRows, weight: ScaledWeight, bias: Tensor | None = None) -> Tensor:
+@or_reference
+def product(
+    x: Tensor | RoundedRows, weight: ScaledWeight, bias: Tensor | None = None, use: Kernels = Kernels.AUTO
+) -> Tensor:
     """[R, K] -> [R, N]: few rows by a kernel of ours, many by torch's own products, by the reference elsewhere."""
-    if why_not_triton(weight.device) is None and x.dtype == weight.dtype:
+    if use is not Kernels.OFF and why_not_triton(weight.device) is None and x.dtype == weight.dtype:
         from forerun.kernels.linear import many_rows, project
 
         if project.why_not(x, weight) is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import warnings
 from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
@@ -16,6 +17,7 @@ from transformers import PreTrainedModel
 from forerun import kernels
 from forerun.cache.ragged import RaggedCache
 from forerun.config import Kernels
+from forerun.errors import ForerunWarning, kind_and_line
 from forerun.kernels.cpu.narrow import held, is_narrow
 from forerun.models import families
 from forerun.models.bodies import whisper
@@ -34,18 +36,31 @@ LONGEST_TIMED = 0.5  # seconds of a pass behind which none of four times the tok
 WHISPER_TIMED, WHISPER_PAST = (1, 4), 16  # windows are short
 
 
-_refused: WeakSet[PreTrainedModel] = WeakSet()  # by the self-check: see `refuse`
+_refused: WeakSet[PreTrainedModel] = WeakSet()  # see `refuse`
 
 
 def refuse(model: PreTrainedModel) -> None:
-    """From now on the model is run by its own modules: its fused layers were seen to differ from them."""
+    """From now on the model is run by its own modules: its fused layers differed from them, or could not be built."""
     _refused.add(model)
 
 
 def choose_body(model: PreTrainedModel, use: Kernels) -> FusedBody | None:
-    """The fused body of `model`, where it is to be used. A GPU's needs no timing: it saves most of the launches."""
+    """The fused body of `model`, where it is to be used and timing it has shown that its kernels compile."""
     if use is Kernels.OFF or model in _refused:
         return None
+    try:
+        return _choose_body(model, use)
+    except Exception as error:
+        if not kernels.is_not_built(error):
+            raise
+        refuse(model)
+        what = f"fused layers of {type(model).__name__} could not be built ({kind_and_line(error)})"
+        warnings.warn(f"{what}; the model's own modules run, slower", ForerunWarning, stacklevel=4)
+        return None
+
+
+def _choose_body(model: PreTrainedModel, use: Kernels) -> FusedBody | None:
+    """A GPU's needs no timing: it saves most of the launches."""
     if whisper.why_not(model) is None:
         wanted = use is Kernels.ON or _is_fastest("fused", measured_whisper(model))
         return whisper.WhisperBody(model, use) if wanted else None
@@ -77,7 +92,7 @@ def why_modules(model: PreTrainedModel, use: Kernels) -> str:
     if use is Kernels.OFF:
         return "kernels are off"
     if model in _refused:
-        return "its fused layers differed from them"
+        return "its fused layers differed from them, or could not be built"
     if model.config.is_encoder_decoder:
         return whisper.why_not(model) or "they measured faster"
     if (reason := kernels.why_not_triton(model.device)) is not None:

@@ -33,15 +33,13 @@ class LinearPatches:
         self._layers: dict[tuple[int, ...], list[nn.Linear]] = {}
         if use is Kernels.OFF or model.device.type != "cpu" or kernels.why_not_numba() or has_compiled(model):
             return
-        from forerun.kernels.cpu import choice
-
         left_out = set() if without is None else set(without.modules())
         for module in (module for module in model.modules() if module not in left_out):
             if type(module) is nn.Linear and "forward" not in module.__dict__ and _fits(module):
                 self._layers.setdefault(tuple(module.weight.shape), []).append(module)
         if use is Kernels.AUTO:
             for layers in self._layers.values():
-                choice.is_faster(layers[0].weight, 1)  # timed now, not in the middle of a sentence
+                ops.prefers_own_linear(layers[0].weight, 1)  # timed now, not in the middle of a sentence
 
     @contextmanager
     def during_pass(self, num_rows: int) -> Iterator[None]:
@@ -54,11 +52,8 @@ class LinearPatches:
     def _chosen(self, num_rows: int) -> list[list[nn.Linear]]:
         if not self._layers or num_rows > MOST_ROWS:
             return []
-        if self._use is Kernels.ON:
-            return list(self._layers.values())
-        from forerun.kernels.cpu import choice
-
-        return [layers for layers in self._layers.values() if choice.is_faster(layers[0].weight, num_rows)]
+        by_shape = self._layers.values()
+        return [layers for layers in by_shape if ops.prefers_own_linear(layers[0].weight, num_rows, self._use)]
 
 
 def _fits(layer: nn.Linear) -> bool:
