@@ -211,6 +211,7 @@ class TestControlC:
         assert Shards(tmp_path / "mine" / "data").num_sequences == 30
 
 
+@pytest.mark.slow
 def test_the_target_that_wrote_the_data_is_let_go_of(
     place: Path, tmp_path: Path, brief_timing: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

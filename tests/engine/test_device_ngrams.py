@@ -120,6 +120,7 @@ def test_control_a_law_that_is_not_the_one_drawn_from(monkeypatch: pytest.Monkey
     assert verdict(samples(1024, copies=True), law())
 
 
+@pytest.mark.slow
 def test_control_copies_taken_for_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each row must be judged by its own law."""
     nobody = lambda self: torch.zeros(self.table.size, 1, dtype=torch.bool)  # noqa: E731

@@ -364,6 +364,7 @@ def test_a_waiting_row_does_not_ground_the_others() -> None:
     assert ahead > 3
 
 
+@pytest.mark.slow
 def test_a_prompt_behind_a_round_that_holds_more_than_was_counted_is_read_later() -> None:
     """A row near its end is counted with what is left of it, its round is recorded for a longer draft: there one block
     is missing for a newcomer whose prompt has all that were free."""

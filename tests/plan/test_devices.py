@@ -148,6 +148,7 @@ def test_a_row_that_is_alone_waits_for_its_own_rounds() -> None:
     assert waiting.each_token[0] == pytest.approx(1 / layout.row_tokens_per_second, rel=0.15)
 
 
+@pytest.mark.slow
 def test_answers_may_take_longer_than_requests_are_simulated_for() -> None:
     """Half a minute of requests, each of which is written for longer: as many tokens come as are asked for."""
     slow = replace(SETTINGS, devices=1000, rate=70.0, context=8192, link_latency=1000.0)

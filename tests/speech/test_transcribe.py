@@ -61,6 +61,7 @@ def judged_by_words(
     return number == 0, number == 1
 
 
+@pytest.mark.slow
 def test_verdicts_about_windows_that_are_tried_again_stay_with_their_recordings(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

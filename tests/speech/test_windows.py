@@ -308,6 +308,7 @@ def test_a_recording_twice_in_a_batch_in_two_languages_has_two_texts() -> None:
     assert ours == theirs
 
 
+@pytest.mark.slow
 def test_without_a_monitor_every_call_and_every_window_draw_anew() -> None:
     """As transformers does."""
     model = tiny_whisper()

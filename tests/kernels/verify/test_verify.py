@@ -153,7 +153,7 @@ def test_broken_logits_are_flagged_and_hurt_nobody_else() -> None:
     assert broken.judged().next_token[3:].tolist() == want.next_token[3:].tolist()
 
 
-@pytest.mark.quick("sampled-token", "greedy-block", "mixed-coupled")
+@pytest.mark.quick("sampled-token", "greedy-block")
 @pytest.mark.parametrize("rule", list(Rule))
 @pytest.mark.parametrize("some", [[WARM], [GREEDY], [GREEDY, CUT]], ids=["sampled", "greedy", "mixed"])
 def test_what_nobody_reaches_may_be_broken(some: list[SamplingParams], rule: Rule) -> None:
