@@ -96,6 +96,7 @@ class Call:
 
 def decode(engine: Engine, pair: Pair, cell: Cell, tokens: int, seed: int) -> Call:
     """One batch to its end. Rounds after the first row has ended are not counted: they are of another batch."""
+    engine.begins_together = True
     prompts = pair.prompts(cell.batch, cell.context, seed)
     for number, (prompt, more) in enumerate(zip(prompts, cell.requests(), strict=True)):
         engine.add(

@@ -12,13 +12,14 @@ import pytest
 import torch
 
 from engine.device_engines import engine as device_engine
-from forerun import DraftModel, PromptLookup
+from forerun import DraftModel, PromptLookup, SpeculativeDecoder
 from forerun.cache.paged import PagedCache
 from forerun.cache.ragged import RaggedCache
 from forerun.config import Kernels, SamplingParams
 from forerun.drafters.base import Drafter
 from forerun.engine import Engine, Request
-from forerun.engine.engine import JOIN_WITH_HEAD
+from forerun.engine.engine import JOIN_WITH_HEAD, NOBODY_DECODES
+from forerun.engine.reading import shares
 from forerun.models.scorer import Scorer
 from forerun.policy.heuristics import Constant
 from support.finish import tokens_by_request
@@ -81,12 +82,125 @@ def test_rows_that_decode_gain_tokens_meanwhile() -> None:
         assert [gained.row for gained in engine.step()] == [first]
 
 
-def test_nobody_decodes_nobody_is_kept_waiting() -> None:
-    """Where all rows are new, the whole batch begins together."""
+@pytest.mark.parametrize("together", [True, False])
+def test_where_nobody_decodes_a_batch_of_one_call_begins_together(together: bool) -> None:
+    """And with requests that come by themselves the short ones do not wait for the long one."""
     engine = engine_of(prompt_tokens=CHUNK)
+    engine.begins_together = together
     for number, prompt in enumerate(prompts()):
         engine.add(request(prompt, number))
-    assert len(engine.step()) == 3
+    assert len(engine.step()) == (3 if together else 2)
+
+
+def test_a_call_of_generate_reads_all_prompts_at_once() -> None:
+    decoder = SpeculativeDecoder(tiny_model("llama"), None)
+    decoder.engine.prompt_tokens = CHUNK
+    with decoder.stream([*prompts(), prompts()[2][::-1]], max_new_tokens=4) as stream:
+        assert {gained.row for gained in next(stream)} == {0, 1, 2, 3}
+
+
+def fed_by(engine: Engine) -> list[int]:
+    """Tokens of each pass over prompts that is still to come."""
+    fed, feed, feed_to_end = list[int](), engine.target.feed, engine.target.feed_to_end
+
+    def counted(rows: Sequence[int], blocks: Sequence[Sequence[int]]) -> None:
+        fed.append(sum(map(len, blocks)))
+        feed(rows, blocks)
+
+    def counted_to_end(rows: Sequence[int], blocks: Sequence[Sequence[int]], ending: Sequence[int]) -> Any:
+        fed.append(sum(map(len, blocks)))
+        return feed_to_end(rows, blocks, ending)
+
+    engine.target.feed, engine.target.feed_to_end = counted, counted_to_end  # type: ignore[method-assign]
+    return fed
+
+
+VERY_LONG, BUDGET = 400, 16
+
+
+def beside_a_long_one(recorded: bool, drafter: str) -> tuple[Engine, list[Request]]:
+    long, short = ragged_prompts(3, 97, 9, longest=VERY_LONG)[1], ragged_prompts(2, 97, 8, longest=10)[1]
+    cache = PagedCache(4096, torch.device("cpu"), longest=VERY_LONG + 64, block_size=16)
+    engine = device_engine(recorded, drafter=drafter, policy=2, cache=cache)
+    engine.prompt_tokens, engine.join_tokens = BUDGET, 0
+    return engine, [request(long, 0), request(short, 1)]
+
+
+@pytest.mark.parametrize("recorded", [False, True])
+@pytest.mark.parametrize("drafter", ["none", "model"])
+@pytest.mark.parametrize("behind", [False, True])
+@pytest.mark.quick("False-none-False", "True-model-True")
+def test_a_short_prompt_does_not_wait_for_a_long_one_on_an_idle_engine(
+    recorded: bool, drafter: str, behind: bool
+) -> None:
+    """Whether it comes together with the long one or between two steps that read it."""
+    engine, asked = beside_a_long_one(recorded, drafter)
+    alone = {}
+    for each in asked:
+        apart, _ = beside_a_long_one(recorded, drafter)
+        apart.add(each)
+        alone |= tokens_by_request(apart)
+    fed = fed_by(engine)
+    long = engine.add(asked[0])
+    if behind:
+        engine.add(request([7, 8, 9, *asked[0].prompt], 2))  # or the first would be read in one pass
+        assert engine.step() == []
+    short = engine.add(asked[1])
+    gained = engine.step()
+    assert short in {entry.row for entry in gained} and long not in {entry.row for entry in gained}
+    assert max(fed) <= NOBODY_DECODES * BUDGET, "no step is longer than that"
+    found = tokens_by_request(engine)
+    assert {number: found[number] for number in alone} == alone
+
+
+def test_a_prompt_that_is_alone_is_read_in_passes_as_large_as_they_can_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("forerun.models.scorer.PREFILL_TOKENS", 192)
+    engine, asked = beside_a_long_one(False, "none")
+    fed = fed_by(engine)
+    engine.add(asked[0])
+    assert engine.step() == [] and engine.step() == [], "so that somebody may come between"
+    assert engine.step()
+    assert fed == [192, 192, VERY_LONG - 1 - 384]
+
+
+def test_whoever_needs_least_ends_first_and_whoever_came_first_gets_on() -> None:
+    assert shares([600, 10, 30], 64) == [24, 10, 30]
+    assert shares([600, 100, 50], 40) == [10, 0, 30]
+    assert shares([20, 20, 20], 40) == [20, 20, 0]
+    assert shares([5, 600], 1000) == [5, 600]
+    assert shares([600, 1], 1) == [1, 0]
+    assert shares([], 8) == []
+    assert shares([3, 4], 0) == [0, 0]
+
+
+def test_short_prompts_that_go_on_coming_starve_nobody() -> None:
+    engine, (long, _) = beside_a_long_one(False, "none")
+    handle = engine.add(long)
+    gained: set[int] = set()
+    for number in range(1, 4 * VERY_LONG // BUDGET + 2):
+        short = ragged_prompts(number + 2, 97, number, longest=2 * BUDGET)[-1]
+        engine.add(request(short, number, tokens=2))
+        gained |= {entry.row for entry in engine.step()}
+        if handle in gained:
+            return
+    pytest.fail("the long prompt was never read to its end")
+
+
+@pytest.mark.parametrize("shared", [300, 0])
+def test_a_shared_beginning_is_read_once_though_shorter_prompts_go_first(shared: int) -> None:
+    """The control has no beginning in common, and is read as a whole each time."""
+    engine, (long, _) = beside_a_long_one(False, "none")
+    fed, beginning = fed_by(engine), long.prompt[:shared]
+    ends = [ragged_prompts(3, 97, seed, longest=40)[1] for seed in (1, 2, 3)]
+    for number, end in enumerate(ends):
+        other = long.prompt[number : 300 + number] if not shared else beginning
+        engine.add(request([*other, *end], number))
+        if number == 1:
+            engine.step()
+    said = tokens_by_request(engine)
+    assert len(said) == 3
+    all_of_it = 3 * 300 + sum(map(len, ends)) - 3
+    assert sum(fed) == all_of_it if not shared else sum(fed) <= all_of_it - 2 * (300 - 16)
 
 
 def test_the_others_end_while_a_prompt_is_read() -> None:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from forerun.arguments import integer
-from forerun.cache.base import CacheFull, KeyValueCache
+from forerun.cache.base import CacheFull, KeyValueCache, common_length
 from forerun.drafters.base import Drafter, as_drafter
 from forerun.engine.adjust import adjuster
 from forerun.engine.admission import Admission
@@ -47,6 +47,7 @@ from forerun.engine.host_round import run as run_on_host
 from forerun.engine.host_share import HostShare
 from forerun.engine.memory import MemoryFull, RowLimit, drop_tensors, is_out_of_memory, memory_as_room
 from forerun.engine.prefix_cache import PrefixCache
+from forerun.engine.reading import followers, reads_for, shares
 from forerun.engine.request import FinishReason, Request, check_fits
 from forerun.engine.row import Progress, Row, RowResult, RowText
 from forerun.engine.stats import Seconds
@@ -69,6 +70,8 @@ from forerun.types import BatchView, Origin, RoundOutcome, Rule
 
 # Tokens of prompts that a step encodes beside rows that decode: as long as some rounds take.
 PROMPT_TOKENS = {"cuda": 512, "cpu": 128}
+# Times that many are encoded in a step where nobody decodes: what the next to come waits for.
+NOBODY_DECODES = 4
 JOIN_TOKENS = 2048  # of prompts that a round takes along whole where rounds are not recorded: a pass less for each
 # The same where the head then runs on all of them: the work, and the memory for the logits, outweigh the pass.
 JOIN_WITH_HEAD = 128
@@ -100,7 +103,10 @@ class Engine:
     it, which is better where a long prompt would be padding for hundreds of other rows.
 
     Beside rows that decode, a step encodes at most `prompt_tokens` tokens of newcomers' prompts, those that its round
-    takes along included, so that nobody waits for the whole prompt of another; None chooses by the device.
+    takes along included, so that nobody waits for the whole prompt of another; None chooses by the device. Where nobody
+    decodes, a step encodes four times as many, and as much as one pass can hold of a prompt that is alone; it may then
+    have nothing to tell yet. Whoever needs least is read first. With `begins_together` no row is expected to come while
+    others are in flight, as in a call of `generate`: where nobody decodes, all prompts are read in one step.
 
     With `compile`, rounds on a CUDA device are recorded as graphs where they can be (`engine.device`). With `ahead`,
     the next of them is then sent off before a step returns, so its draft lengths are asked for a little early. There
@@ -143,6 +149,7 @@ class Engine:
         self.call: ReferenceType[object] | None = None  # the call of `generate` under way; one nobody holds has ended
         # Adds what has come, where requests come while others decode; called within steps, too. None: none come.
         self.arrivals: Callable[[], None] | None = None
+        self.begins_together = False
         self._turnstile = Turnstile()
         self._examine = examine
         self._most_drafted = sys.maxsize  # that rounds were recorded for, where there was a warm-up
@@ -173,6 +180,7 @@ class Engine:
         self._is_plain = False  # whether the round under way goes without drafts, because there was no room for any
         self._is_crowded = False  # whether rounds under way have left no room for one of the others
         self._prompt_room = self.prompt_tokens  # what may still be read of prompts before the next round
+        self._has_read = False  # whether the step under way has read some of them
         self._connect(drafter, policy)
 
     def _connect(self, drafter: Drafter | None, policy: Policy) -> None:
@@ -456,6 +464,7 @@ class Engine:
             self._give_back_memory()  # here: until an error has been dealt with, it holds what its steps had made
 
     def _do_step(self) -> None:
+        self._has_read = False
         if not self._unsaid:  # or a step was interrupted, and what it had gained comes first
             is_pending = self.runner is not None and self.runner.has_pending
             if not (is_pending or self._unjudged or (self._owes_round and self._decoding)):
@@ -472,7 +481,7 @@ class Engine:
         """One round of all rows that decode. Where their keys run out of room, the newest row waits for the others."""
         self._is_plain = False
         while batch := self._batch():
-            is_short = False
+            is_short = self._has_read = False  # where a try of this round fails, the next one reads what it needs
             try:
                 for done in self._run(batch):
                     gained = self._commit_or_undo(done)
@@ -621,7 +630,7 @@ class Engine:
     def _batch(self) -> list[Row]:
         """Rows that decode in the coming round: all whose prompts have been read."""
         decoding = self._decoding
-        if not decoding and self._running:  # those that newcomers were to let through have ended meanwhile
+        if not decoding and self._running and not self._has_read:  # those that decoded have ended meanwhile
             self._read_prompts()
             decoding = self._decoding
         return self._in_order(decoding)
@@ -1083,40 +1092,45 @@ class Engine:
         A text that several rows have is read once: the others have its keys when the first has read all of it. Where
         first tokens come from these passes, prompts are fed to their ends; a single token left is any round's.
         """
+        self._has_read = True
         unjudged = {row.handle for row, _ in self._unjudged}
         reading = [row for row in self._running.values() if row.is_reading and row.finish_reason is None]
         reading = [row for row in reading if row.handle not in unjudged]
         copies = Counter(row.text for row in reading)
         is_recorded = self.runner is not None and not self.runner.is_disabled
         join = 0 if is_recorded else self.join_tokens
-        room = self._prompt_room if self._decoding else sys.maxsize
-        fed: list[tuple[Row, list[int]]] = []
-        ending: dict[int, Row] = {}  # by handle: those that are read to their ends
         first: dict[RowText, Row] = {}  # that reads a text which others have as well
         copying: list[tuple[Row, Row]] = []
         for row in reading:
-            text = row.text
-            if text in first and self._may_copy(row):
-                copying.append((first[text], row))
-                continue
+            if row.text in first and self._may_copy(row):
+                copying.append((first[row.text], row))
+            else:
+                first.setdefault(row.text, row)
+        copiers = {row.handle for _, row in copying}
+        reading = [row for row in reading if row.handle not in copiers]
+        is_waited_for = not self._decoding
+        room = self._room_to_read(reading)
+        following = self._followers(reading, room)
+        reading = [row for row in reading if row.handle not in following]
+        for row in reading:
             if room > 0 and self.target.length(row.number) == 0:  # others may have read its beginning meanwhile
                 self._begin(row)
-            known = self.target.length(row.number)
-            unread = len(row.history) - known
-            if copies[text] == 1 and unread <= min(join, room) and self._may_join(row, unread):
-                join -= unread
-                room -= unread
-                self._prompt_room -= unread
+        fed: list[tuple[Row, list[int]]] = []
+        ending: dict[int, Row] = {}  # by handle: those that are read to their ends
+        lengths = [self.target.length(row.number) for row in reading]
+        unread = [len(row.history) - known for row, known in zip(reading, lengths, strict=True)]
+        for row, known, left, share in zip(reading, lengths, unread, shares(unread, max(room, 0)), strict=True):
+            if copies[row.text] == 1 and left <= min(join, share) and self._may_join(row, left):
+                join -= left
+                self._prompt_room -= left
                 row.is_reading = False
-            elif room > 0:
-                is_ending = is_recorded and row.begins_plain and not row.round and 1 < unread <= room
-                part = row.history[known : known + (unread if is_ending else min(unread - 1, room))]
+            elif share > 0:
+                is_ending = is_recorded and row.begins_plain and not row.round and 1 < left <= share
+                part = row.history[known : known + (left if is_ending else min(left - 1, share))]
                 if is_ending:
                     ending[row.handle] = row
-                room -= len(part)
                 self._prompt_room -= len(part)
                 fed.append((row, part))
-                first.setdefault(text, row)
         numbers, parts = [row.number for row, _ in fed], [part for _, part in fed]
         logits: dict[int, Tensor] = {}
         with self._memory_as_room():
@@ -1142,6 +1156,42 @@ class Engine:
             else:
                 continue
             row.is_reading = self.target.length(row.number) < len(row.history) - 1
+        self._copy_beginnings(following.values(), ending)
+        has_more = any(row.is_reading and row.handle not in ending for row in reading)
+        if is_waited_for and has_more and self.target.device.type == "cuda":
+            torch.cuda.synchronize(self.target.device)  # or the device would have the whole prompt before anybody comes
+
+    def _room_to_read(self, reading: Sequence[Row]) -> int:
+        """Tokens of prompts that are read next. A prompt that is alone is read in passes as large as they can be."""
+        if self._decoding:
+            return self._prompt_room
+        if self.begins_together or (self.call is not None and self.call() is not None):
+            return sys.maxsize
+        return max(NOBODY_DECODES * self.prompt_tokens, self.target.most_prefilled if len(reading) == 1 else 0)
+
+    def _followers(self, reading: Sequence[Row], room: int) -> dict[int, tuple[Row, Row]]:
+        """By handle: rows that wait for keys of a beginning which another one reads, and that one.
+
+        Not where all is read now: a pass finds what its rows have in common.
+        """
+        lengths = [self.target.length(row.number) for row in reading]
+        unread = sum(len(row.history) for row in reading) - sum(lengths)
+        if unread <= room or self.target.cache.reads_in_place or self.target.observers:
+            return {}
+        found = followers(reading, lengths)
+        return {reading[place].handle: (reading[place], leader) for place, leader in found.items()}
+
+    def _copy_beginnings(self, following: Iterable[tuple[Row, Row]], ending: Collection[int]) -> None:
+        """For rows that have waited: what they have in common with one that has read it all by now."""
+        for row, leader in following:
+            known, had = self.target.length(leader.number), self.target.length(row.number)
+            is_going_on = leader.is_reading and leader.handle not in ending
+            if is_going_on and reads_for(leader, row, known, had):
+                continue
+            common = min(known, common_length(row.history, leader.history), len(row.history) - 1)
+            if common > had:
+                self.target.copy(leader.number, row.number, common)
+                self._count_hits(row, self.target.length(row.number) - had)
 
     def _feed_to_ends(self, numbers: list[int], parts: list[list[int]], ending: Sequence[Row]) -> dict[int, Tensor]:
         """Logits [V] by row number. Where room runs out midway, nobody judges whoever was read to the end by then: its

@@ -325,6 +325,11 @@ class Scorer:
     def recorded_feed(self, method: RecordedFeed | None) -> None:
         self._recorded_feed = None if method is None else WeakMethod(method)
 
+    @property
+    def most_prefilled(self) -> int:
+        """Tokens of prompts that one pass takes."""
+        return PREFILL_TOKENS if self.device.type == "cpu" else PREFILL_TOKENS_GPU
+
     def _feed(self, new: Sequence[tuple[int, Sequence[int]]], ends: PromptEnds) -> None:
         waiting = [(row, list(block)) for row, block in new if len(block)]
         while waiting:
@@ -333,7 +338,7 @@ class Scorer:
                 waiting = self._feed_recorded(feed, waiting, ends)  # also what is left of a long prompt
                 if not waiting:
                     return
-            now, waiting = _next_pass(waiting, PREFILL_TOKENS if self.device.type == "cpu" else PREFILL_TOKENS_GPU)
+            now, waiting = _next_pass(waiting, self.most_prefilled)
             unfinished = {row for row, _ in waiting}
             ending = [row for row, _ in now if row in ends.wanted and row not in unfinished]
             logits = self._feed_pass([row for row, _ in now], [block for _, block in now], ending=ending)

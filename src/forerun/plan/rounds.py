@@ -101,6 +101,7 @@ class EngineRunner:
         self.policy = SettableLength()
         # Not ahead: the length is set between steps.
         self.engine = Engine(Scorer(model, use=use), drafter, self.policy, ahead=False)
+        self.engine.begins_together = True
         self.operations_ratio = operations_ratio(self.engine.drafter, model)
 
     def rounds(self, batch: PromptBatch, choose: Callable[[], int]) -> Generator[TimedRound, None, None]:

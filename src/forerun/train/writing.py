@@ -151,6 +151,7 @@ def _request(item: Item, settings: WritingSettings) -> Request:
 
 def write_items(engine: Engine, items: Iterable[Item], settings: WritingSettings) -> Iterator[list[RowResult]]:
     """What was finished in each round. As rows finish, new ones take their places."""
+    engine.begins_together = True
     waiting = iter(items)
     in_flight, least = 0, max(1, settings.batch_size // REFILL)
     while True:
