@@ -243,7 +243,7 @@ class Engine:
 
     @property
     def first_fault(self) -> str | None:
-        """The traceback of the first error that decoding went on behind (drafter, policy, cache); None without one."""
+        """The traceback of the first error that decoding went on behind (drafter, policy, cache, memory), or None."""
         return self.faults.first
 
     def add(self, request: Request) -> int:
