@@ -21,8 +21,9 @@ def test_every_test_is_found() -> None:
 
 
 def test_every_file_is_there() -> None:
-    """But for those about compiling, about the CPU's kernels, or about what only whole batches on a GPU show."""
+    """But for those about compiling and what is done without it, about the CPU's kernels, or about what only whole
+    batches on a GPU show."""
     listed = {line.split("::")[0] for line in LISTED}
     kernels = {path.relative_to(HERE).as_posix() for path in HERE.rglob("test_*.py") if path.parent.name != "cpu"}
-    others = {"test_compile.py", "test_sanitized.py", "verify/test_verify_gpu.py"}
+    others = {"test_compile.py", "test_fallback.py", "test_sanitized.py", "verify/test_verify_gpu.py"}
     assert listed == {f"tests/kernels/{name}" for name in kernels - others}

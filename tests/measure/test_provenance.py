@@ -75,6 +75,7 @@ def test_a_copy_without_its_repository_knows_whether_it_was_changed(tmp_path: Pa
     (checkout / "benchmarks").mkdir()
     (checkout / "benchmarks" / "case.py").write_text("CASES = 3\n")
     (checkout / "benchmarks" / "record.json").write_text("{}\n")
+    (checkout / ".gitignore").write_text("__pycache__/\n")
     for words in (["init", "-q"], ["add", "-A"], ["commit", "-qm", "All"]):
         subprocess.run(["git", "-c", "user.name=a", "-c", "user.email=a@b", *words], cwd=checkout, check=True)
     (checkout / "benchmarks" / "record.json").write_text("[]\n")  # a record is no code
