@@ -19,7 +19,7 @@ from forerun.bench.decode.forward import stepper
 from forerun.config import Kernels
 from forerun.errors import UnsupportedModel
 from forerun.kernels.attention import cache_write
-from forerun.kernels.linear import device, norms
+from forerun.kernels.linear import device, experts, norms, routing
 from forerun.math.skinny import Norm
 from forerun.models import static_pass
 from forerun.models.bodies import gpu, parts, readers
@@ -223,8 +223,15 @@ def _wide(norm: Any) -> dict[str, bool]:
     return {"wide": True} if isinstance(norm, Norm) else {}
 
 
-# Launches of a layer with one row and with three, attention's own aside, and of what stands around the layers.
-LAUNCHES = {"llama": ((4, 6), 1), "qwen3": ((5, 7), 1)}
+# Launches of a layer, attention's own aside, and of what stands around the layers: with one row, with two.
+LAUNCHES = {
+    "llama": ((4, 1), (6, 1)),
+    "qwen3": ((5, 1), (7, 1)),
+    "mixtral": ((9, 0), (9, 1)),
+    "qwen2_moe": ((11, 0), (11, 1)),
+}
+# Of these a layer has one each: router, gate and up, down, and the sum over a row's experts, however many were chosen.
+OF_EXPERTS = {"mixtral": 1, "qwen2_moe": 1}
 
 
 @pytest.mark.parametrize("family", LAUNCHES)
@@ -243,17 +250,21 @@ def test_launches(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
         monkeypatch.setattr(module, name, Counted())
 
+    expert_kernels = ("first_kernel", "second_kernel", "sum_kernel")
     for module, names in ((device, ("vector_kernel", "tile_kernel")), (norms, ("norm_kernel", "gate_kernel")),
-                          (cache_write, ("_rotate_and_write_kernel", "_write_kernel"))):  # fmt: skip
+                          (cache_write, ("_rotate_and_write_kernel", "_write_kernel")),
+                          (routing, ("choose_kernel",)), (experts, expert_kernels)):  # fmt: skip
         for name in names:
             count(module, name)
     scorer = scorer_of(model_of(family))
-    (one, few), around = LAUNCHES[family]
-    for rows, each in (([0], one), ([0, 1], few)):
+    layers = len(model_of(family).base_model.layers)
+    for rows, (each, around) in zip(([0], [0, 1]), LAUNCHES[family], strict=True):
         counted.clear()
         scorer.body.hidden(ForwardPass(torch.tensor([3] * len(rows), device=DEVICE),
                                        scorer.cache.extend(rows, [1] * len(rows)), scorer.cache))  # fmt: skip
-        assert len(counted) == each * len(model_of(family).base_model.layers) + around
+        assert len(counted) == each * layers + around
+        for name in ("choose_kernel", *expert_kernels):
+            assert counted.count(name) == OF_EXPERTS.get(family, 0) * layers, name
 
 
 def test_weights_stored_by_inputs_are_turned_round_without_a_copy(tmp_path: object) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -14,8 +16,10 @@ pytest.importorskip("triton")
 
 from forerun.kernels.linear import experts as kernel
 from forerun.kernels.linear import routing
+from forerun.kernels.linear.routing import Routed
 from forerun.math import experts as reference
 from forerun.math.experts import ExpertWeights
+from forerun.math.routing import Router, Scoring
 from forerun.math.skinny import Activation
 from forerun.models.bodies.merging import expert_weights
 from support.interpreter import DEVICE, kernel_tests
@@ -53,6 +57,53 @@ def test_run_experts(rows: int, activation: Activation | None, biased: bool, in_
         pairs = replace(routing.sort_pairs(chosen, shares, EXPERTS), is_distinct=is_distinct)
         got = kernel.run_experts(x, pairs, own)
         torch.testing.assert_close(got, reference.run_experts(*args, own), rtol=1e-4, atol=1e-3)
+
+
+def surplus_reads(rows: int, monkeypatch: pytest.MonkeyPatch, change: Callable[[Routed], Routed]) -> list[list[int]]:
+    """By product and expert: how often its weights are read beyond once, if chosen, by the launches' arguments."""
+    found: list[list[int]] = []
+
+    def count(name: str) -> None:
+        launched = getattr(kernel, name)
+        names = launched.arg_names
+
+        class Counted:
+            def __getitem__(self, grid: tuple[int, int]) -> Any:
+                def launch(*args: Any, **more: Any) -> None:
+                    given = dict(zip(names, args, strict=False)) | more
+                    reads = [0] * EXPERTS
+                    for expert in given["active_ptr"][: grid[0]].tolist():
+                        if expert >= 0:
+                            begin, end = given["ends_ptr"][expert : expert + 2].tolist()
+                            reads[expert] += -(-(end - begin) // given["ROWS"])
+                    found.append(reads)
+                    launched[grid](*args, **more)
+
+                return launch
+
+        monkeypatch.setattr(kernel, name, Counted())
+
+    for name in ("first_kernel", "second_kernel"):
+        count(name)
+    x, scores = torch.randn(rows, WIDTH, device=DEVICE), torch.randn(EXPERTS, WIDTH, device=DEVICE)
+    pairs = routing.route(x, Router(scores, None, MOST, Scoring.SOFTMAX, True))
+    kernel.run_experts(x, change(pairs), weights(Activation.SILU, False, False))
+    chosen = (pairs.ends.diff() > 0).int().tolist()
+    assert len(found) == 2 and sum(chosen) >= MOST
+    return [[own - wanted for own, wanted in zip(reads, chosen, strict=True)] for reads in found]
+
+
+@pytest.mark.parametrize("rows", [1, 8, 16])
+def test_chosen_experts_are_read_once(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert surplus_reads(rows, monkeypatch, lambda pairs: pairs) == [[0] * EXPERTS] * 2
+
+
+def test_control_an_expert_that_is_read_twice_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def twice(pairs: Routed) -> Routed:
+        return replace(pairs, active=torch.cat([pairs.active, pairs.active[:1]]))
+
+    for extra in surplus_reads(8, monkeypatch, twice):
+        assert sum(extra) == 1
 
 
 def test_a_row_that_chooses_an_expert_twice() -> None:
