@@ -243,7 +243,8 @@ def local_rank() -> int:
 
 
 def rank_timeout() -> float:
-    """Seconds that one rank of a group may keep the others waiting in a pass: $FORERUN_RANK_TIMEOUT, or 20."""
+    """Seconds that one rank of a group may keep the others waiting once models are loaded: $FORERUN_RANK_TIMEOUT, or
+    20."""
     setting = os.environ.get("FORERUN_RANK_TIMEOUT", "20")
     try:
         seconds = float(setting)

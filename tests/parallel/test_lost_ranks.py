@@ -7,6 +7,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +19,13 @@ import torch.distributed as dist
 import forerun
 from forerun.cache.base import KeyValueCache
 from forerun.errors import RankLost
+from forerun.models import scorer as scorer_module
 from forerun.models.scorer import Scorer
 from forerun.models.sharded import by_all_ranks
 from forerun.parallel import Coordinator, Worker
 from forerun.parallel.link import Link
 from support.ranks import VOCAB, Case, load_shard, raised, run_ranks, save_pair
+from support.recording import pretend
 from support.tiny import tiny_model
 
 SECONDS = 2.0  # that a rank may keep the others waiting
@@ -59,6 +63,52 @@ def test_requests_under_way_are_told(how: signal.Signals, tmp_path: Path) -> Non
     assert first.startswith("RankLost: "), first
     assert later.startswith("RankLost: "), later
     assert ("rank 1 has ended" in first) is (how == signal.SIGKILL)
+    assert seconds < SECONDS + 20  # of a machine that is busy with other things
+
+
+def hang_where_ranks_meet(folder: str, where: str) -> Any:
+    """On rank 0 what a call is told, or the making of a decoder, where rank 1 stops and nothing is loaded any more; and
+    after how many seconds."""
+    os.environ["FORERUN_RANK_TIMEOUT"] = str(SECONDS)
+    pretend()
+
+    def stop(*some: Any) -> None:
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+    if where == "a size is agreed on":  # as on a GPU, where that of a cache is
+        scorer_module.new_cache = partial(agree_on_a_size, scorer_module.new_cache)  # type: ignore[attr-defined]
+    if dist.get_rank() == 1 and where == "a recorder's follower is made":
+        Worker._make_follower = stop  # type: ignore[assignment, method-assign]
+    if dist.get_rank() == 1 and where == "a size is agreed on":
+        Worker.smallest = stop  # type: ignore[assignment, method-assign]
+    target = load_shard(folder)
+    started = time.monotonic()
+    told = raised(lambda: decode_unless(dist.get_rank() == 1 and where == "a call begins", stop, target))
+    return told, time.monotonic() - started
+
+
+def agree_on_a_size(make: Callable[..., Any], *some: Any) -> Any:
+    if (agreed := some[4]) is not None:
+        agreed(4096)
+    return make(*some)
+
+
+def decode_unless(hangs: bool, stop: Callable[[], None], target: Any) -> None:
+    decoder = forerun.SpeculativeDecoder(target, None, kernels="off", self_check=False)
+    if hangs:
+        stop()
+    decoder.generate([[1, 2, 3]], max_new_tokens=5)
+
+
+@pytest.mark.quick("a recorder's follower is made")
+@pytest.mark.parametrize("where", ["a recorder's follower is made", "a size is agreed on", "a call begins"])
+def test_a_rank_that_hangs_where_all_meet(where: str, tmp_path: Path) -> None:
+    """Rank 0 has the lock by then that the watch of a server needs: it waits no longer than in a pass."""
+    tiny_model("llama", vocab=VOCAB).save_pretrained(tmp_path)
+    leader = run_ranks(2, hang_where_ranks_meet, str(tmp_path), where, wait_for=(0,), seconds=60)[0]
+    assert isinstance(leader, tuple), leader
+    told, seconds = leader
+    assert told.startswith("RankLost: ") and "rank 1 has not answered for 2 s ($FORERUN_RANK_TIMEOUT)" in told, told
     assert seconds < SECONDS + 20  # of a machine that is busy with other things
 
 

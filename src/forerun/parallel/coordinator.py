@@ -78,7 +78,7 @@ class Coordinator:
         number = next(self._numbers)
         with self._lock:
             self._send(Follow(number, scorer, make))
-            if refusal := next(filter(None, self.link.receive(MEETING)), None):
+            if refusal := next(filter(None, self.link.receive(rank_timeout())), None):
                 self.close(number)
                 raise NotRecorded(refusal)
         return number
@@ -141,7 +141,7 @@ class Coordinator:
 
     def smallest(self, number: int) -> int:
         with self._lock:
-            agreed: int = min([number, *self.link.receive(MEETING)])
+            agreed: int = min([number, *self.link.receive(rank_timeout())])
             self.link.send(agreed)
         return agreed
 
@@ -212,8 +212,7 @@ class Coordinator:
         if not self.calls_are_shared:
             return function()
         with self._lock:
-            self._send(Meet())
-            self.link.receive(MEETING)
+            self._meet()
         try:
             value = function()
         except Exception as error:
@@ -230,8 +229,7 @@ class Coordinator:
         def work() -> None:
             while not self.link.has_ended.wait(PING_SECONDS):
                 with suppress(RankLost), self._lock:
-                    self._send(Meet())
-                    self.link.receive(rank_timeout())
+                    self._meet()
             on_lost()
 
         threading.Thread(target=work, name="forerun-ranks", daemon=True).start()
@@ -244,6 +242,11 @@ class Coordinator:
         self.link.close("the group was closed")
         if has_lock:
             self._lock.release()
+
+    def _meet(self) -> None:
+        """Until all ranks are listening, which they do unless the script of one is late, or one of them hangs."""
+        self._send(Meet())
+        self.link.receive(rank_timeout())
 
     def _send(self, message: Any) -> None:
         if self._gone:

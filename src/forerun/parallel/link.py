@@ -65,7 +65,8 @@ class Link:
     def _receive(self, rank: int, peer: Connection, timeout: float | None) -> Any:
         try:
             if not peer.poll(timeout):
-                self.fail(f"rank {rank} has not answered for {timeout:.0f} s")
+                setting = "" if timeout == MEETING else " ($FORERUN_RANK_TIMEOUT)"
+                self.fail(f"rank {rank} has not answered for {timeout:.0f} s{setting}")
             return pickle.loads(peer.recv_bytes())
         except (EOFError, OSError):
             self.fail(f"rank {rank} has ended")

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import torch.distributed as dist
 from torch import nn
 
+from forerun.config import rank_timeout
 from forerun.errors import RankLost, UnsupportedModel, kind_and_line
 from forerun.loading import load_shard
 from forerun.models import sharded
@@ -49,7 +50,7 @@ class Worker(sharded.WithoutCounterparts):
 
     def smallest(self, number: int) -> int:
         self.link.send(number)
-        agreed: int = self.link.receive(MEETING)[0]
+        agreed: int = self.link.receive(rank_timeout())[0]
         return agreed
 
     def call(self, function: Callable[[], T], shared: Callable[[T], Any] = lambda value: value) -> T:
