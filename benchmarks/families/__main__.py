@@ -19,7 +19,12 @@ from forerun.measure.show import main
 def command(arguments: list[str]) -> int:
     parser = make_parser("families", __doc__)
     parser.add_argument("families", nargs="*", help="of these alone [default: all that are listed for the device]")
-    parser.add_argument("--repeats", type=int, default=3, help="the best counts")
+    parser.add_argument(
+        "--repeats",
+        type=int,
+        default=3,
+        help="the best counts; of decoding pairs of calls, at least five on a GPU, whose median counts",
+    )
     parser.add_argument(
         "--methods", nargs="*", default=list(Settings(()).methods), help="beside fused layers, on a GPU"
     )

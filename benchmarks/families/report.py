@@ -26,7 +26,7 @@ from forerun.measure.table import NOTHING, Table
 KIND = "families"
 GPU_HEADINGS = (
     "family", "pass 1x1", "8x1", "8x8", "share 1x1", "8x1", "8x8", "with keys 8x8",
-    "fused 1", "8", "modules 1", "8", "generate 1", "8",
+    "fused 1", "8", "share, decoded 1", "8", "modules 1", "8", "generate 1", "8",
 )  # fmt: skip
 PROMPT_HEADINGS = ("family", "tokens", "fused", "transformers", "ratio")
 CPU_HEADINGS = (
@@ -37,6 +37,10 @@ SHARE_HEADINGS = ("family", "floor", "fused 1", "4", "stored 1", "4", "stored's 
 CPU_STEPS, CPU_TOKENS = (FUSED, STORED, TRANSFORMERS, THEIR_STORED), (1, 4)
 STEPS = (PASS, MODULES, *CPU_STEPS)
 PASSES = ((1, 1), (8, 1), (8, 8))
+OLD_DECODING = (
+    "a token of decoding is the best of several long calls less the best of several short ones, over 32 tokens: not "
+    "fit to compare one row with eight"
+)
 
 
 def make_record(results: FamilyResults, complete: bool) -> Record:
@@ -156,12 +160,13 @@ def _prompt_row(results: FamilyResults, family: str, length: int) -> tuple[str, 
 def _gpu_row(results: FamilyResults, family: str) -> tuple[str, ...]:
     passes = (_milliseconds(results.seconds(family, PASS, *shape)) for shape in PASSES)
     shares = (_share(results.share(family, *shape)) for shape in PASSES)
-    calls = (
-        _milliseconds(results.seconds(family, method, rows))
+    fused, *others = (
+        [_milliseconds(results.seconds(family, method, rows)) for rows in (1, 8)]
         for method in (FUSED, MODULES, TRANSFORMERS)
-        for rows in (1, 8)
     )
-    return (family, *passes, *shares, _share(results.share(family, *PASSES[-1], with_keys=True)), *calls)
+    decoded = (_share(results.decoded_share(family, rows)) for rows in (1, 8))
+    with_keys = _share(results.share(family, *PASSES[-1], with_keys=True))
+    return (family, *passes, *shares, with_keys, *fused, *decoded, *(time for pair in others for time in pair))
 
 
 def _cpu_row(results: FamilyResults, family: str) -> tuple[str, ...]:
@@ -219,8 +224,11 @@ def remarks(results: FamilyResults, complete: bool) -> tuple[str, ...]:
             f"copy bandwidth {results.bandwidth / 1e9:.0f} GB/s; rows x new positions of each; pass: one forward pass "
             "of fused layers in a CUDA graph; fused, modules, generate: a token of plain decoding by "
             "SpeculativeDecoder with fused layers, by SpeculativeDecoder with transformers' modules, by "
-            "model.generate; shares count weights alone, of experts only those that a row of the pass has chosen; with "
-            "keys: weights and the 512 keys and values of each row, all that must be read"
+            "model.generate; shares count weights alone, of experts only those that a row of the pass has chosen, and "
+            "are of the pass, those called decoded of a token of plain decoding; with keys: weights and the 512 keys "
+            "and values of each row, all that must be read"
         )
+        if any(step.method == FUSED and not step.pairs for step in results.steps):
+            lines.append(OLD_DECODING)
     lines += [f"{family}: {note}" for family, note in results.notes.items()]
     return tuple(lines if complete else [*lines, "Interrupted: this is what was measured until then."])

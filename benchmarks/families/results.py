@@ -21,9 +21,10 @@ class Step:
     method: str  # PASS: one forward pass of fused layers, replayed; the others are decoding as users call it
     rows: int
     positions: int  # new ones of each row
-    seconds: float  # the best of several
+    seconds: float  # the best of several; of decoding see `pairs`
     num_bytes: int = 0  # of weights that a PASS, or a step on a CPU, must read: of experts the chosen ones
     key_bytes: int = 0  # of keys and values that it must read
+    pairs: int = 0  # of calls, the median of whose differences this is; 0: of older decoding the best less the best
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,3 +65,10 @@ class FamilyResults:
             return None
         read = found.num_bytes + (found.key_bytes if with_keys else 0)
         return read / found.seconds / self.bandwidth
+
+    def decoded_share(self, family: str, rows: int) -> float | None:
+        """Of the copy's bandwidth: the weights that a pass must read over the time of a decoded token."""
+        a_pass, seconds = self.step(family, PASS, rows), self.seconds(family, FUSED, rows)
+        if a_pass is None or not seconds or self.bandwidth is None:
+            return None
+        return a_pass.num_bytes / seconds / self.bandwidth

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import gc
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 from unittest.mock import patch
@@ -37,6 +39,7 @@ from forerun.bench.decode.forward import FILLED, stepper
 from forerun.bench.hardware import measure_ceilings, work_of
 from forerun.config import Kernels
 from forerun.decoder import SpeculativeDecoder
+from forerun.errors import ForerunWarning
 from forerun.kernels import why_not_numba
 from forerun.kernels.cpu import choice
 from forerun.kernels.cpu.narrow import NarrowWeight
@@ -51,11 +54,15 @@ from forerun.measure.turns import Outcome, Turn, take_turns
 from forerun.models.bodies import choose
 
 ROWS = (1, 8)
-BEFORE, FEW, MANY = 64, 8, 40  # tokens; the difference of two calls leaves out prompt and recording
+BEFORE, FEW, MANY = 64, 8, 104  # tokens; the difference of two calls leaves out prompt and recording
 CPU_FEW, CPU_MANY = 4, 20
+PAIRS = 5  # of such calls on a GPU at least, where a few launches more or less are what one row and eight differ by
 CACHE_TOKENS = 2048  # of all rows
 CONTEXT = 2048
 CPU_GRID = cpu_steps.Grid(batches=(1,), tokens=(1, 4), past=256)
+
+
+Note = Callable[[str], None]  # for the record, of the family that is measured
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +92,7 @@ def run(asked: Settings, device: torch.device, output: Path, reporter: Reporter,
         if reason := _why_not(model):
             notes[family] = f"no fused layers: {reason}"
         how = _prompts if asked.prompts else _on_gpu if on_gpu else _on_cpu
-        return how(family, model, asked, reason is None)
+        return how(family, model, asked, reason is None, partial(notes.__setitem__, family))
 
     def measure(family: str) -> None:
         try:
@@ -176,7 +183,21 @@ def _why_not(model: PreTrainedModel) -> str | None:
     return gpu.why_not(model)
 
 
-def _on_gpu(family: str, model: PreTrainedModel, asked: Settings, is_described: bool) -> list[Step]:
+def _decoder(model: PreTrainedModel, use: str, note: Note, **options: Any) -> SpeculativeDecoder:
+    """A plain one; where fused layers are asked for and not used, as where random weights fail the self-check, the
+    record says so and why."""
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        decoder = SpeculativeDecoder(model, None, kernels=use, **options)
+    for each in told:
+        warnings.warn(each.message, stacklevel=2)
+    if use == "on" and not decoder.engine.target.is_fused:
+        reasons = [str(each.message) for each in told if issubclass(each.category, ForerunWarning)]
+        note(f"fused layers are described and were not used: {'; '.join(reasons) or 'no reason was told'}"[:400])
+    return decoder
+
+
+def _on_gpu(family: str, model: PreTrainedModel, asked: Settings, is_described: bool, note: Note) -> list[Step]:
     """Fused layers before the modules: from then on the model is known as one that they do not run."""
     found = []
     if is_described:
@@ -185,8 +206,8 @@ def _on_gpu(family: str, model: PreTrainedModel, asked: Settings, is_described: 
             seconds = 0.0 if asked.compile_only else min(replay_times([step], asked.repeats))
             keys = rows * FILLED * work_of(model).bytes_per_key
             found.append(Step(family, PASS, rows, positions, seconds, bytes_read(model, step), keys))
-        decoder = SpeculativeDecoder(model, None, kernels="on", cache_tokens=CACHE_TOKENS)
-        if decoder.engine.target.is_fused:  # where random weights have not failed the self-check
+        decoder = _decoder(model, "on", note, cache_tokens=CACHE_TOKENS)
+        if decoder.engine.target.is_fused:
             found += _decoding(family, FUSED, decoder.generate, model, asked)
     choose.refuse(model)
     if MODULES in asked.methods:
@@ -197,11 +218,11 @@ def _on_gpu(family: str, model: PreTrainedModel, asked: Settings, is_described: 
     return found
 
 
-def _prompts(family: str, model: PreTrainedModel, asked: Settings, is_described: bool) -> list[Step]:
+def _prompts(family: str, model: PreTrainedModel, asked: Settings, is_described: bool, note: Note) -> list[Step]:
     """Seconds of a call that reads a prompt and gives one token, by turns."""
     found = []
     use = "on" if model.device.type == "cuda" else "auto"  # on a CPU long prompts may be the modules', as for users
-    decoder = SpeculativeDecoder(model, None, kernels=use, cache_tokens=2 * max(asked.prompts))
+    decoder = _decoder(model, use, note if is_described else lambda _: None, cache_tokens=2 * max(asked.prompts))
     for length in asked.prompts:
         generator = torch.Generator().manual_seed(1)
         ids = torch.randint(5, 30000, (1, length), generator=generator).to(model.device)
@@ -226,8 +247,9 @@ def _decoding(
     few: int = FEW,
     many: int = MANY,
 ) -> list[Step]:
-    """Seconds a token of greedy plain decoding, for each number of rows."""
-    found = []
+    """Seconds a token of greedy plain decoding, for each number of rows: of pairs of a long and a short call, each
+    time in the other order, the median of their differences."""
+    found, pairs = [], max(asked.repeats, PAIRS if model.device.type == "cuda" else 1)
     for rows in batches:
         generator = torch.Generator().manual_seed(1)
         ids = torch.randint(5, 30000, (rows, BEFORE), generator=generator).to(model.device)
@@ -237,11 +259,16 @@ def _decoding(
             run = partial(generate, ids, attention_mask=mask, max_new_tokens=tokens, do_sample=False)
             return timed(model.device, run)[1]
 
-        call(few)
+        for tokens in (few, many):  # compiled and recorded
+            call(tokens)
         if asked.compile_only:
             continue
-        best = [min(call(tokens) for _ in range(asked.repeats)) for tokens in (many, few)]
-        found.append(Step(family, method, rows, 1, (best[0] - best[1]) / (many - few)))
+        differences = []
+        for index in range(pairs):
+            order = (many, few) if index % 2 else (few, many)
+            seconds = {tokens: call(tokens) for tokens in order}
+            differences.append(seconds[many] - seconds[few])
+        found.append(Step(family, method, rows, 1, median(differences) / (many - few), pairs=pairs))
     return found
 
 
@@ -275,10 +302,12 @@ def stored_models(model: PreTrainedModel) -> Iterator[StoredModels]:
         yield StoredModels(wide, kept if is_narrow else None, theirs)
 
 
-def _on_cpu(family: str, model: PreTrainedModel, asked: Settings, is_described: bool) -> list[Step]:
+def _on_cpu(family: str, model: PreTrainedModel, asked: Settings, is_described: bool, note: Note) -> list[Step]:
     """Steps of 1 and 4 tokens of one row, transformers and ours in turns; then decoding as users call it."""
     with stored_models(model) as models:
-        return _stored_steps(family, models, asked, is_described) + _calls(family, models.wide, asked, is_described)
+        return _stored_steps(family, models, asked, is_described) + _calls(
+            family, models.wide, asked, is_described, note
+        )
 
 
 def _stored_steps(family: str, models: StoredModels, asked: Settings, is_described: bool) -> list[Step]:
@@ -302,9 +331,9 @@ def _stored_steps(family: str, models: StoredModels, asked: Settings, is_describ
     return [Step(family, name, 1, tokens, seconds, read[name].weight_bytes) for name, tokens, seconds in timed_steps]
 
 
-def _calls(family: str, model: PreTrainedModel, asked: Settings, is_described: bool) -> list[Step]:
+def _calls(family: str, model: PreTrainedModel, asked: Settings, is_described: bool, note: Note) -> list[Step]:
     found = []
-    own = SpeculativeDecoder(model, None, kernels="on" if is_described else "off").generate
+    own = _decoder(model, "on" if is_described else "off", note).generate
     for method, generate in ((DECODE, own), (GENERATE, model.generate)):
         found += _decoding(family, method, generate, model, asked, (1,), CPU_FEW, CPU_MANY)
     return found

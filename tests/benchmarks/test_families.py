@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,7 +12,16 @@ import pytest
 import torch
 
 from benchmarks.families import page, run
-from benchmarks.families.report import figure, make_record, tables
+from benchmarks.families.report import (
+    GPU_HEADINGS,
+    KIND,
+    OLD_DECODING,
+    _gpu_row,
+    figure,
+    make_record,
+    results_of,
+    tables,
+)
 from benchmarks.families.results import (
     DECODE,
     FUSED,
@@ -27,8 +38,10 @@ from benchmarks.families.results import (
 from benchmarks.families.shapes import ON_CPU, build
 from forerun import ops
 from forerun.bench.hardware import work_of
+from forerun.errors import ForerunWarning
 from forerun.measure.progress import Silent
 from forerun.measure.provenance import provenance
+from forerun.measure.record import load
 from support.described import described_model
 
 
@@ -41,6 +54,47 @@ def test_shares() -> None:
     assert found.share("a", 1) == 0.5 and found.share("a", 8, 8) == 0.5
     assert found.share("a", 8, 8, with_keys=True) == 0.9
     assert found.share("b", 1) is None and found.share("a", 8) is None
+
+
+def test_a_decoded_token_has_a_share_of_its_own() -> None:
+    steps = Step("a", PASS, 1, 1, 2.0, 1000), Step("a", FUSED, 1, 1, 4.0, pairs=5), Step("b", FUSED, 1, 1, 1.0)
+    found = results(steps)
+    assert found.decoded_share("a", 1) == 0.25
+    assert found.decoded_share("b", 1) is None and found.decoded_share("a", 8) is None
+    assert len(GPU_HEADINGS) == len(_gpu_row(found, "a")) and "0.25" in _gpu_row(found, "a")
+
+
+def test_decoding_is_the_median_of_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that is slow at first, whose one quick short call would make the difference of the best too large."""
+    told: list[int] = []
+    short = iter((0.0, 0.3, 0.2, 0.1, 0.1, -0.2, 0.1))  # beside a call's own time
+
+    def timed(device: torch.device, call: Any) -> tuple[None, float]:
+        tokens = call.keywords["max_new_tokens"]
+        told.append(tokens)
+        noise = next(short) if tokens == 8 else 0.1
+        return None, 1.0 + 0.01 * tokens + noise
+
+    monkeypatch.setattr(run, "timed", timed)
+    model: Any = SimpleNamespace(device=torch.device("cpu"))
+    (step,) = run._decoding("a", FUSED, lambda: None, model, run.Settings((), repeats=6), (1,), 8, 40)
+    assert step.seconds == pytest.approx(0.01) and step.pairs == 6
+    assert told[2:6] == [8, 40, 40, 8], "in turns"
+
+
+def test_fused_layers_that_are_not_used_leave_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
+    notes: list[str] = []
+
+    def decoder(model: Any, drafter: None, kernels: str) -> Any:
+        warnings.warn("fused layers differ by 0.3", ForerunWarning, stacklevel=2)
+        return SimpleNamespace(engine=SimpleNamespace(target=SimpleNamespace(is_fused=False)))
+
+    monkeypatch.setattr(run, "SpeculativeDecoder", decoder)
+    model: Any = None
+    for use in ("on", "auto"):
+        with pytest.warns(ForerunWarning):
+            run._decoder(model, use, notes.append)
+    assert notes == ["fused layers are described and were not used: fused layers differ by 0.3"]
 
 
 def test_tables_of_steps_and_prompts() -> None:
@@ -107,6 +161,16 @@ def test_a_record_is_added_to(tmp_path: Path) -> None:
     make_record(results(old), True).save(path)
     assert run._kept(path, run.Settings(("a",), prompts=(500,), adds=True))[0] == list(old[:2])
     assert run._kept(path, run.Settings(("a",), adds=True))[0] == list(old[1:])
+
+
+def test_older_records_are_read_and_told_apart() -> None:
+    record = load(page.RECORDS / "families-h200.json", KIND)
+    found = results_of(record)
+    assert found.on_gpu and all(step.pairs >= 0 for step in found.steps)
+    was_old = any(not step.pairs for step in found.steps if step.method == FUSED)
+    assert (OLD_DECODING in make_record(found, True).remarks) == was_old
+    newer = replace(found, steps=tuple(replace(step, pairs=5) for step in found.steps))
+    assert OLD_DECODING not in make_record(newer, True).remarks
 
 
 def test_an_interrupted_record_is_gone_on_with(tmp_path: Path) -> None:
