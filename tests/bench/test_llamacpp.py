@@ -100,6 +100,7 @@ def test_a_server_takes_turns_with_forerun(model: Path, tmp_path: Path) -> None:
     assert int(given[0]["--ctx-size"]) >= 2 * (max(lengths) + 4)
 
 
+@pytest.mark.slow
 def test_a_drafter_that_is_no_model_beside_it(model: Path, tmp_path: Path) -> None:
     program, notes = write_llama_server(tmp_path)
     result = bench_command(

@@ -134,6 +134,7 @@ def test_a_warm_up_alone_leaves_a_record(tmp_path: Path, capsys: pytest.CaptureF
         command(["--warm-up-only", "--cold", "--device", "cpu", "--output", str(output)])
 
 
+@pytest.mark.slow
 def test_a_run_leaves_a_record(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     output = tmp_path / "arrivals.json"
     asked = [
@@ -174,6 +175,7 @@ def test_one_rate_is_drawn_as_bars_and_odd_requests_where_there_are_no_others() 
     assert figure([], ORIGIN) is None
 
 
+@pytest.mark.slow
 def test_the_default_drafter_is_asked_real_questions(
     embedded: tuple[Any, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -98,6 +98,7 @@ class TestReport:
         table = report.tables(replace(made(), trials=tried))[-1]
         assert [row[1] for row in table.rows] == ["2", "4", "8"]
 
+    @pytest.mark.slow
     def test_stored_and_shown_again(self, tmp_path: Path) -> None:
         path, picture = tmp_path / "record.json", tmp_path / "picture.png"
         before = replace(made(), trials=(Trial(GOAL, {"warps": 4}, 4, (1e-5,)),))

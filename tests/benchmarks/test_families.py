@@ -191,6 +191,7 @@ def test_families_can_be_built(family: str) -> None:
     assert model.config.num_hidden_layers >= 12, "of the model that was published, not of the table's GPU part"
 
 
+@pytest.mark.slow
 def test_a_family_that_cannot_be_built_leaves_a_note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = (Step("b", FUSED, 1, 1, 1.0, 10),)
     monkeypatch.setattr(run, "build", lambda family, *a: {"b": described_model("llama")}[family])

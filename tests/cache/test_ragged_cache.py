@@ -83,7 +83,7 @@ SCHEDULES = [
 ]
 
 
-@pytest.mark.quick(every=2)
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", CACHES)
 def test_a_short_schedule_of_accepted_counts(kind: str) -> None:
     check_schedule("mistral", Form.SPLIT, kind, rounds=40)

@@ -189,6 +189,7 @@ def test_a_message_that_is_refused_costs_no_earlier_turn() -> None:
     assert talk.conversation.messages == before
 
 
+@pytest.mark.slow
 def test_a_cache_smaller_than_the_context_is_the_limit(capsys: pytest.CaptureFixture[str]) -> None:
     """What is kept of the conversation, and how long an answer may be, follow from it."""
     talk = session({"max_new_tokens": 100}, settings={"cache_tokens": 128})

@@ -148,6 +148,7 @@ def test_a_warning_about_speed_is_passed_on_and_no_finding() -> None:
     assert "drafter" not in outcomes(report) and report.passed
 
 
+@pytest.mark.slow
 def test_without_a_drafter_there_is_nothing_to_draft() -> None:
     assert run(None).passed
 
@@ -164,6 +165,7 @@ def test_a_wrong_greedy_text_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     assert outcomes(run(drafter(), FEW))["greedy text"] is Outcome.FAILED
 
 
+@pytest.mark.slow
 def test_rows_that_lean_on_their_neighbours_fail(monkeypatch: pytest.MonkeyPatch) -> None:
     """An engine whose random numbers are counted by row number, not by request."""
     from forerun.engine import host_round

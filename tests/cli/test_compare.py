@@ -21,7 +21,7 @@ def document(output: str) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.quick("0")
+@pytest.mark.slow
 @pytest.mark.parametrize("end", [None, 0])
 def test_compare_with_stop_strings_that_end_rows_at_different_places(
     end: int | None, generate: Command, tmp_path: Path

@@ -272,6 +272,7 @@ def test_on_the_embedded_model(embedded: tuple[Any, Any], tmp_path: Path, monkey
     assert load(tmp_path / "r.json").rows[0]["verdict"] == "same text"
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("tiny")
 def test_a_lossy_rule_can_be_evaluated_and_carries_the_word(tmp_path: Path) -> None:
     sums(tmp_path, 3)
@@ -284,6 +285,7 @@ def test_a_lossy_rule_can_be_evaluated_and_carries_the_word(tmp_path: Path) -> N
     assert lossless.exit_code == 0 and not any("lossy" in note for note in load(tmp_path / "s.json").details["notes"])
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("tiny")
 def test_coupled_decoding_draws_the_same_answers_both_ways(tmp_path: Path) -> None:
     sums(tmp_path, 3)
@@ -314,6 +316,7 @@ class TestModelsWithAnEncoder:
         drafts = ("--draft", "shared:small", "--policy", "3")
         return evaluate(task, "-m", "t5", "--data", str(data), "-o", str(tmp_path / "r.json"), *drafts, *SHORT, *more)
 
+    @pytest.mark.slow
     def test_summaries_are_the_models_own_behind_its_prefix(self, t5: Any, tmp_path: Path) -> None:
         pytest.importorskip("rouge_score")
         result = self.run(tmp_path, "xsum")

@@ -133,6 +133,7 @@ def test_a_drafter_made_of_the_targets_own_layers(plan: Command, target: str, tm
     assert json.loads(result.stdout)["rows"][0]["drafter"] == "early:1"
 
 
+@pytest.mark.slow
 def test_your_own_prompts(plan: Command, target: str, draft: str, tmp_path: Path) -> None:
     result = plan(
         target, "-d", draft, "-f", str(_prompts(tmp_path)), "--check", "none", "--json", *QUICK, "--prompt-tokens", "64"

@@ -72,6 +72,7 @@ def test_tasks_that_are_not_there_are_named(generate: Command, t5: str, target: 
     assert "leave --task out" in generate("-m", target, "--task", "summarization", *SHORT, TEXT).output
 
 
+@pytest.mark.slow
 def test_compare_runs_transformers_beside_it(generate: Command, t5: str, small: str) -> None:
     result = generate("-m", t5, "-d", f"shared:{small}", "--compare", "--json", *SHORT, TEXT, "other words")
     found = json.loads(result.stdout)["compare"]
@@ -80,6 +81,7 @@ def test_compare_runs_transformers_beside_it(generate: Command, t5: str, small: 
     assert {way["tokens"] for way in found["ways"]} == {24}
 
 
+@pytest.mark.slow
 def test_a_difference_that_is_no_tie_is_told(generate: Command, t5: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The control of the comparison: a drafter's way that says something else."""
     from forerun.cli import compare

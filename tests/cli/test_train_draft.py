@@ -188,6 +188,7 @@ class TestControlC:
         monkeypatch.setattr(train_data, "settings_from", small_batches)
         return limit
 
+    @pytest.mark.slow
     def test_ends_the_command_and_the_next_goes_on(
         self, place: Path, tmp_path: Path, pressed_at: list[float], monkeypatch: pytest.MonkeyPatch
     ) -> None:

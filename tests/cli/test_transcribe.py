@@ -196,6 +196,7 @@ def test_help_teaches(transcribe: Command) -> None:
         assert word in text
 
 
+@pytest.mark.slow
 def test_a_dash_reads_standard_input(transcribe: Command, whisper: str, recordings: Path) -> None:
     sound = (recordings / "short.wav").read_bytes()
     arguments = ("-m", whisper, "-d", "none", *GREEDY)

@@ -82,7 +82,7 @@ def check_two(model: PreTrainedModel, make: Callable[[PreTrainedModel], Any]) ->
     assert sum(stats.num_draft_tokens for _, stats in alone), "nothing was drafted"
 
 
-@pytest.mark.quick("lookup")
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CAUSAL)
 def test_two_decoders_in_turns(name: str) -> None:
     check_two(tiny_model("llama"), CAUSAL[name])

@@ -102,7 +102,7 @@ def test_a_fixed_length_makes_rows_independent(family: str, rule: str, drafter: 
 COPIED = [[5, 6, 7, 8] * 3, PROMPTS[2], [9, 10, 11] * 4, PROMPTS[5], [30, 31] * 5, PROMPTS[3]]  # every other is found
 
 
-@pytest.mark.quick("sampled")
+@pytest.mark.slow
 @pytest.mark.parametrize("siblings", ("top", "sampled"))
 def test_a_copy_beside_a_tree_is_judged_as_without_one(siblings: str) -> None:
     model = tiny_model("llama")
@@ -114,7 +114,7 @@ def test_a_copy_beside_a_tree_is_judged_as_without_one(siblings: str) -> None:
 
 @pytest.mark.parametrize("policy", (3, "auto"))
 @pytest.mark.parametrize("drafter", (forerun.FeatureHead, forerun.ParallelHeads))
-@pytest.mark.quick("FeatureHead-auto")
+@pytest.mark.slow
 def test_features_are_there_whatever_the_neighbours_are(drafter: Any, policy: Any) -> None:
     """Equal prompts are read before their first round, a single one could be read by it."""
     model, blocks = tiny_model("llama"), 1 if drafter is forerun.FeatureHead else 3

@@ -36,6 +36,7 @@ def test_control_measured_lengths_give_another_text_under_another_clock() -> Non
     assert len(texts(range(4), policy=forerun.CostModel())) > 1
 
 
+@pytest.mark.slow
 def test_neither_calls_before_nor_neighbours_matter() -> None:
     """What the policy learns in other calls stays in those, and a row's lengths are its own."""
     ours = decoder(0)
@@ -65,7 +66,7 @@ def test_a_policy_that_was_given_stands(policy: Any) -> None:
     assert policies_of(ours, seed=3, temperature=1.0) == {type(ours.policy)}
 
 
-@pytest.mark.quick("bass")
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ("hf", "bass"))
 def test_rules_that_remember_earlier_calls_begin_anew(policy: str) -> None:
     ours = decoder(0, policy=policy)

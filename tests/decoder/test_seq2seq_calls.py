@@ -128,7 +128,7 @@ def test_ragged_beginnings_are_rows_of_their_own() -> None:
     assert out.sequences[:, :4].tolist() == (ids * mask).tolist()
 
 
-@pytest.mark.quick("padded with another-left", "padded with the start token-right")
+@pytest.mark.slow
 @pytest.mark.parametrize("side", ("left", "right"))
 @pytest.mark.parametrize("pad", (2, 7), ids=("padded with the start token", "padded with another"))
 def test_ragged_beginnings_get_the_start_token_as_they_would_alone(pad: int, side: str) -> None:
@@ -239,6 +239,7 @@ def test_streams_and_stops() -> None:
     assert ended.finish_reasons[1] == "stop"
 
 
+@pytest.mark.slow
 def test_the_decoders_context_is_the_limit() -> None:
     out = decoder("whisper").generate(**inputs("whisper"), decoder_input_ids=BEGINNING, max_new_tokens=500)
     assert {len(tokens) for tokens in out.new_tokens} == {96 - 3}

@@ -71,6 +71,7 @@ def test_two_decoders_and_generate_share_a_model(family: str) -> None:
     assert not any("forward" in module.__dict__ for module in model.modules())
 
 
+@pytest.mark.slow
 def test_an_encoder_decoder_in_two_threads() -> None:
     model, inputs = tiny_model("t5"), batch_of("t5", rows_of("t5")[:2])
 

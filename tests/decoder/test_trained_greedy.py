@@ -56,7 +56,7 @@ def test_greedy_equals_generate(
     assert not forerun_warnings(recwarn), "a drafter failed"
 
 
-@pytest.mark.quick("feature")
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_copies_of_a_prompt(kind: str, tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
     decoder = forerun.SpeculativeDecoder(tiny_model("llama"), save(tmp_path / "draft", kind, "llama", True), policy=3)

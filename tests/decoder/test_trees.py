@@ -205,6 +205,7 @@ def test_budgets_and_stops(new: int) -> None:
     assert out.rows[0].origins[-1] in tuple(Origin)
 
 
+@pytest.mark.slow
 def test_rows_do_not_know_of_each_other() -> None:
     model, (prompts, _, _) = tiny_model("llama"), oracle("llama")
     drafter = Tree(DraftModel(draft_of(model, 0.1)), nodes=7, width=3, siblings="sampled")

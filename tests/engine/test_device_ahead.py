@@ -130,6 +130,7 @@ def test_a_forced_size_is_recorded_at_once_and_others_are_stood_in_for() -> None
     assert chooser.pick("moved", 5, 6) == 6
 
 
+@pytest.mark.slow
 def test_rows_stay_among_empty_places_for_a_while() -> None:
     """A smaller size that is known is no reason to stop rounds that are in the air, until it has been for long."""
     made = engine(True, policy=2)

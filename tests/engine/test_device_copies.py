@@ -116,7 +116,7 @@ def test_rounds_without_a_draft_run_ahead_behind_any_drafter(drafter: str) -> No
     assert rounds
 
 
-@pytest.mark.quick(every=2)
+@pytest.mark.slow
 @pytest.mark.parametrize("drafter", ["lookup", "random"])
 def test_lengths_without_a_clock_are_those_of_rounds_step_by_step(drafter: str) -> None:
     """Rounds are sent off early only where the policy's answer is certain."""
@@ -157,6 +157,7 @@ def test_what_became_of_copies_that_were_not_verified_is_told() -> None:
     assert any(outcome.idle_seconds for outcome in policy.outcomes)
 
 
+@pytest.mark.slow
 def test_rows_that_come_stop_and_leave_while_rounds_run_ahead() -> None:
     asked = requests(6, new=30)
     plain = texts(engine(False, drafter="none"), asked[:1])[0]

@@ -42,7 +42,7 @@ def test_same_tokens_as_step_by_step(case: str, drafter: str) -> None:
     assert len(rounds) > 3 and max(rounds) == 3
 
 
-@pytest.mark.quick("fewer ids-sampled")
+@pytest.mark.slow
 @pytest.mark.parametrize("params", [SAMPLED, GREEDY], ids=["sampled", "greedy"])
 @pytest.mark.parametrize("drafter", ["fewer ids", "chain of fewer ids", "tree of fewer ids"])
 def test_a_draft_with_less_padding_drafts_on_the_device_as_on_the_host(drafter: str, params: SamplingParams) -> None:
@@ -104,7 +104,7 @@ def test_rounds_of_both_kinds_take_turns(drafter: str) -> None:
 
 
 @pytest.mark.parametrize("drafter", DRAFTERS)
-@pytest.mark.quick("exit")
+@pytest.mark.slow
 def test_rows_that_end_and_begin(drafter: str) -> None:
     def found(on_device: bool) -> Texts:
         made, asked = engine(on_device, drafter=drafter, keep_rows=1), requests(6, new=9)

@@ -174,6 +174,7 @@ def test_the_devices_last_row_leaves_while_its_round_is_under_way() -> None:
     assert got[1] == want[1] and got[2] == want[2]
 
 
+@pytest.mark.slow
 def test_a_row_that_found_no_room_and_was_given_up_grounds_nobody(monkeypatch: MonkeyPatch) -> None:
     """While it waits for room nothing is sent off early; once it has left, rounds are again."""
     asked = requests(3, new=40)
@@ -255,7 +256,7 @@ def play(made: Engine, seed: int) -> Any:
     return {number: tokens for number, tokens in found.items() if number not in aborted}, aborted
 
 
-@pytest.mark.quick("0")
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(30))
 def test_any_rows_at_any_time(seed: int) -> None:
     rng = random.Random(seed + 1000)

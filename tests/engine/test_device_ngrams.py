@@ -54,6 +54,7 @@ def test_same_tokens_where_rows_ask_something_of_their_logits(drafter: str, rule
     assert max(rounds) == 4, "none of them is the host's"
 
 
+@pytest.mark.slow
 def test_a_row_that_needs_the_host_leaves_the_others_on_the_device() -> None:
     asked = requests(4, new=30)
     asked[1] = replace(asked[1], processors=(InPython(),))
@@ -194,6 +195,7 @@ def test_engines_share_what_lies_on_a_device_while_there_is_one() -> None:
     assert not len(copies)
 
 
+@pytest.mark.slow
 def test_a_greedy_row_beside_sampled_ones() -> None:
     params = [GREEDY, SAMPLED, SamplingParams(temperature=0.5, min_p=0.2)]
     made = engine(True, drafter="chain of a table")

@@ -53,7 +53,7 @@ def whole_rounds(monkeypatch: MonkeyPatch) -> Callable[[], None]:
     return forbid
 
 
-@pytest.mark.quick("repetition")
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OPTIONS)
 def test_one_row_of_three_has_an_option(name: str, whole_rounds: Callable[[], None]) -> None:
     asked = requests(3)

@@ -151,6 +151,7 @@ def test_rows_that_come_later() -> None:
     assert found(True) == found(False)
 
 
+@pytest.mark.slow
 def test_rounds_of_both_kinds_take_turns() -> None:
     """A row with a processor of Python's is decoded step by step, and so is everybody while it is there."""
 
@@ -210,6 +211,7 @@ def test_log_probabilities_of_what_was_emitted(double: bool, most: float) -> Non
             assert ours.token == theirs.token and ours.logprob == pytest.approx(theirs.logprob, rel=0, abs=most)
 
 
+@pytest.mark.slow
 def test_a_stop_in_the_middle_of_a_round() -> None:
     plain = texts(engine(False), requests(3, new=40))
     stop = plain[0][len(plain[0]) // 2]
@@ -219,7 +221,7 @@ def test_a_stop_in_the_middle_of_a_round() -> None:
     assert texts(engine(True), asked) == want
 
 
-@pytest.mark.quick("auto")
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", [CostModel, lambda: HfHeuristic(start=2)], ids=["auto", "hf"])
 def test_policies_that_learn(policy: Callable[[], Policy]) -> None:
     """Greedy text does not depend on draft lengths; rounds with and without drafts follow each other."""

@@ -51,7 +51,7 @@ def test_a_step_of_their_own(drafter: str, rule: Rule) -> None:
     assert rounds and max(rounds) == 5
 
 
-@pytest.mark.quick("alternatives")
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(OPTIONS))
 def test_options_count(name: str) -> None:
     asked = [OPTIONS[name](request) for request in asked_for(3)]
@@ -119,6 +119,7 @@ def test_newcomers_in_every_step_keep_nobody_waiting(ahead: bool) -> None:
     assert gained >= 6, "a round at least in every other step"
 
 
+@pytest.mark.slow
 def test_prompts_longer_than_a_step_reads() -> None:
     asked = [replace(request, prompt=request.prompt * 6) for request in asked_for(4)]
     want, decoding = texts(made(False), asked), made()
@@ -192,6 +193,7 @@ def test_a_call_behind_one_that_ended_with_its_first_tokens() -> None:
     assert decoding.step()
 
 
+@pytest.mark.slow
 def test_room_that_runs_out_while_prompts_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """One was read to its end by then, and its last token is not run twice."""
     asked, decoding = asked_for(3), made()
@@ -229,6 +231,7 @@ def test_a_row_that_goes_on_beside_a_newcomer_with_its_text() -> None:
     assert finish(decoding)[first.request_id] == want
 
 
+@pytest.mark.slow
 def test_rows_that_wait_again_for_room() -> None:
     """The newest is sent away while its first token is on its way, or later; it says what it would have said."""
     asked = [replace(request, prompt=request.prompt[:9], max_new_tokens=40) for request in asked_for(6)]

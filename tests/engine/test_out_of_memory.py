@@ -263,7 +263,7 @@ class ShortRecorder(Recorder):
         return work
 
 
-@pytest.mark.quick("numbers1-model")
+@pytest.mark.slow
 @pytest.mark.parametrize("drafter", ("none", "model"))
 @pytest.mark.parametrize("numbers", [(0,), (2,), (1, 2)])
 def test_recording_is_tried_again(numbers: Any, drafter: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -282,7 +282,7 @@ def test_recording_is_tried_again(numbers: Any, drafter: str, monkeypatch: pytes
         assert texts(made, asked) == want
 
 
-@pytest.mark.quick("collect-model")
+@pytest.mark.slow
 @pytest.mark.parametrize("drafter", ("none", "model"))
 @pytest.mark.parametrize("name", ("collect", "sync_lengths"))
 def test_a_round_on_the_device_that_ends_without_memory(

@@ -232,7 +232,7 @@ def test_a_row_that_is_being_read_can_be_aborted() -> None:
 @pytest.mark.parametrize("cache", [RaggedCache, lambda: PagedCache(600, torch.device("cpu"), block_size=8)])
 @pytest.mark.parametrize("known", [0, 24])
 @pytest.mark.parametrize("drafter", ["none", "feature"])
-@pytest.mark.quick("feature-24-RaggedCache", "none-24-<lambda>")
+@pytest.mark.slow
 def test_copies_of_a_prompt_are_read_once_and_in_chunks(cache: Any, known: int, drafter: str) -> None:
     """Nobody who decodes waits for more than a chunk, however many begin with it; the copies begin together.
 
@@ -286,7 +286,7 @@ def test_a_failing_pass_loses_no_text(monkeypatch: pytest.MonkeyPatch) -> None:
         assert found[number] == tokens_by_request(alone)[number]
 
 
-@pytest.mark.quick("5-exit")
+@pytest.mark.slow
 @pytest.mark.parametrize("drafter", ("none", "model", "lookup", "exit"))
 @pytest.mark.parametrize("decoding", (3, 5))
 def test_recorded_rounds_write_nothing_into_a_prompt_that_is_being_read(drafter: str, decoding: int) -> None:

@@ -181,7 +181,7 @@ def in_large_blocks(on_device: bool) -> list[float]:
     return found
 
 
-@pytest.mark.quick("True")
+@pytest.mark.slow
 @pytest.mark.parametrize("on_device", [False, True])
 def test_rows_hold_little_more_than_their_tokens(on_device: bool) -> None:
     assert max(in_large_blocks(on_device)) <= 0
@@ -351,6 +351,7 @@ def sequence_engine(family: str, is_paged: bool) -> Engine:
     return Engine(target, None, Constant(0), keep_rows=1)
 
 
+@pytest.mark.slow
 def test_a_waiting_row_does_not_ground_the_others() -> None:
     """Rounds are still sent off early while the first in the queue cannot be let in anyway."""
     made = engine(True, policy=3, cache=paged(72))
@@ -390,7 +391,7 @@ def test_a_prompt_behind_a_round_that_holds_more_than_was_counted_is_read_later(
 
 
 @pytest.mark.parametrize(("inner", "width", "depth"), [("model", 14, 3), ("exit", 14, 3), ("exit", 30, 30)])
-@pytest.mark.quick("exit-30-30")
+@pytest.mark.slow
 def test_the_largest_trees_fit_behind_a_row_that_has_all_the_room(inner: str, width: int, depth: int) -> None:
     """Or else it decodes plainly: a wide tree that is grown deep has asked about more guesses than it ends with."""
     model = tiny_model("llama")
@@ -402,7 +403,7 @@ def test_the_largest_trees_fit_behind_a_row_that_has_all_the_room(inner: str, wi
 
 
 @pytest.mark.parametrize("on_device", [False, True])
-@pytest.mark.quick(every=2)
+@pytest.mark.slow
 def test_kept_rows_leave_where_they_are_in_the_way(on_device: bool) -> None:
     """Heads listen, so that finished rows are kept whole: also a row that is alone must find room beside them."""
     made = engine(on_device, drafter="feature", policy=2, cache=paged(64), keep_rows=4)

@@ -91,7 +91,7 @@ def test_a_drafter_that_cannot_say_is_taken_for_one_that_has_read_all() -> None:
         assert not any(view.unread for view in views(Unsure(), drafted=0))
 
 
-@pytest.mark.quick("True")
+@pytest.mark.slow
 @pytest.mark.parametrize("on_device", [False, True])
 def test_requests_with_the_same_id_are_told_apart(on_device: bool) -> None:
     """As those of a server, which key their random numbers by their own seeds: each has the lengths it has alone."""

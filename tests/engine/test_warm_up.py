@@ -126,6 +126,7 @@ def longest_draft(engine: Engine) -> int:
     return max(engine._view([engine._row(Request(prompt=(1, 2), max_new_tokens=40))]).max_lengths)
 
 
+@pytest.mark.slow
 def test_what_is_recorded_bounds_drafts_and_nothing_else_does() -> None:
     host = make_engine(False, drafter="lookup", policy=16)
     host.warm_up(1)

@@ -82,7 +82,7 @@ def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("interpreted")
-@pytest.mark.quick("True")
+@pytest.mark.slow
 @pytest.mark.parametrize("on_device", (False, True))
 def test_rounds_whose_verification_cannot_be_built(on_device: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     from forerun.kernels.verify import job

@@ -62,7 +62,7 @@ def test_absurd_layer_counts_are_refused_before_anything_is_built(folder: Path, 
         load_model(tmp_path / "odd", device="cpu")
 
 
-@pytest.mark.quick(every=4)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -216,6 +216,7 @@ def test_the_head_by_choice(tmp_path: Path) -> None:
         assert {model.lm_head.weight.format.name, model.model.embed_tokens.weight.format.name} == {kind}
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(WHEEL.find() is None, reason="the embedded model is not installed")
 def test_a_model_in_blocks_is_not_quantised_again() -> None:
     with pytest.raises(InvalidArgument, match=r"Q(8_0|4_1) already"):

@@ -117,7 +117,7 @@ def test_the_comparison_is_strict_and_nan_never_passes():
 
 
 @pytest.mark.parametrize("rule", list(Rule))
-@pytest.mark.quick(every=3)
+@pytest.mark.slow
 def test_what_the_target_forbids_is_never_emitted(rule: Rule):
     number = 300_000
     logits = torch.randn(1, 3, 8).expand(number, -1, -1)

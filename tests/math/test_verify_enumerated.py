@@ -169,6 +169,7 @@ def test_the_number_kept_follows_the_product_of_overlaps():
             assert float(number[i:].sum() - survival) == pytest.approx(0, abs=TOLERANCE)
 
 
+@pytest.mark.slow
 def test_the_number_a_block_keeps_follows_its_running_weight():
     for vocab, length in SIZES:
         _, case = markov_case(vocab, length)

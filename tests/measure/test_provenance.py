@@ -65,6 +65,7 @@ def test_a_bare_copy_names_the_commit_it_is_told(monkeypatch: pytest.MonkeyPatch
         assert module.commit() == said
 
 
+@pytest.mark.slow
 def test_a_copy_without_its_repository_knows_whether_it_was_changed(tmp_path: Path) -> None:
     """With real folders and processes: a checkout says what its copy is told, and a changed copy says so."""
     checkout, copy = tmp_path / "checkout", tmp_path / "copy"

@@ -185,6 +185,7 @@ def test_off_means_off(counted: dict[str, int]) -> None:
     assert not any(counted.values())
 
 
+@pytest.mark.slow
 def test_what_the_kernel_does_not_cover_goes_to_the_reference(
     counted: dict[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -208,6 +209,7 @@ def test_a_model_that_changes_its_mask_goes_without_the_kernel(
     check(got, torch.cat(expected("gpt2")))
 
 
+@pytest.mark.slow
 def test_modules_come_back_as_they_were(counted: dict[str, int]) -> None:
     scorer = scorer_of("llama")
     check_new(scorer, "llama")

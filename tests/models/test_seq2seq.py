@@ -265,7 +265,7 @@ UNREAD_BY_DRAFT = {  # a draft's own encoder has fewer positions, or fewer ids
 }
 
 
-@pytest.mark.quick("positions")
+@pytest.mark.slow
 @pytest.mark.parametrize("lacks", UNREAD_BY_DRAFT)
 def test_a_source_that_only_the_draft_cannot_read_changes_no_other_row(lacks: str) -> None:
     family, options, fewer, unread = UNREAD_BY_DRAFT[lacks]

@@ -49,7 +49,7 @@ def test_even_text_follows_leviathan() -> None:
     assert plan.verdict.held
 
 
-@pytest.mark.quick(every=2)
+@pytest.mark.slow
 @pytest.mark.parametrize("batch", [1, 4])
 def test_patchy_text_is_predicted_at_every_length(batch: int) -> None:
     """Lengths that were never counted (3, 5, 6, 7) included; the formula, for which scoring is free, misses."""
@@ -145,6 +145,7 @@ def test_plain_is_recommended_where_no_drafter_pays() -> None:
     assert (entry.drafter, entry.length, entry.factor, entry.measured) == (None, 0, 1.0, True)
 
 
+@pytest.mark.slow
 def test_the_faster_of_two_is_recommended_and_speed_counts_not_acceptance() -> None:
     found = found_with(Simulated("good", even(0.9), per_draft=0.012), Simulated("cheap", even(0.7), per_draft=0.0005))
     assert found.acceptance[0].alpha > found.acceptance[1].alpha

@@ -112,6 +112,7 @@ def test_a_trial_among_rounds_that_wait_anyway_brings_no_more_waiting(monkeypatc
     assert rare > often + 0.03 and not policy.runs_ahead
 
 
+@pytest.mark.slow
 def test_follows_a_change_of_text() -> None:
     """Acceptance 0.9, then 0.1, then 0.9 again, a generation of eight rows after the other."""
     policy, chance = CostModel(), [0.9]

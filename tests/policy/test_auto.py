@@ -238,7 +238,7 @@ def calm_rate(name: str) -> float:
     return mean_rate(CostModel, 1, 8, **drafted_for(name))
 
 
-@pytest.mark.quick("2.0-cpu", "10.0-gpu")
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MACHINES)
 @pytest.mark.parametrize("factor", [2.0, 10.0])
 def test_one_slow_draft_does_not_decide(name: str, factor: float) -> None:
@@ -445,7 +445,7 @@ def test_a_round_of_eight_rows_is_decided_quickly() -> None:
 READING: dict[str, Any] = {"machine": CPU, "draft_seconds": 0.0047, "prompt": 700, "read_seconds": 0.0005}
 
 
-@pytest.mark.quick("8-0.5")
+@pytest.mark.slow
 @pytest.mark.parametrize(("rows", "alpha"), [(4, 0.5), (8, 0.5), (8, 0.7)])
 def test_prompts_are_read_where_drafts_will_pay_for_it(rows: int, alpha: float) -> None:
     """Three plain rounds of reading a row: more than such drafts gain several rows until they end."""

@@ -135,6 +135,7 @@ def test_a_client_that_reads_byte_by_byte_keeps_no_row() -> None:
     assert read.startswith(b"HTTP/1.1 200") and b"data: [DONE]" in read and read.count(b'"finish_reason":"length"') == 1
 
 
+@pytest.mark.slow
 def test_bodies_that_never_end_and_connections_that_say_nothing_hold_nothing() -> None:
     body = json.dumps(LONG).encode()
     with running(max_rows=2, max_queued=4) as server:

@@ -296,7 +296,7 @@ def follow(text: str) -> None:
     grammar.renewed()
 
 
-@pytest.mark.quick("rules-6000", "references-5400")
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "number"), [("rules", 6000), ("references", 5400), ("objects", 2600), ("all of", 4000)]
 )

@@ -79,6 +79,7 @@ def test_others_go_on_meanwhile(name: str) -> None:
         assert any(longest_wait(lambda: read(body, model)) < LONGEST_WAIT for _ in range(5))
 
 
+@pytest.mark.slow
 def test_the_standard_library_keeps_others_waiting() -> None:
     """The control: in a thread as well, but in one step, which grows with the body: of three times as many ids it is
     too long on any machine."""

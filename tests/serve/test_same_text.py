@@ -17,6 +17,7 @@ def test_alone(server: Server, number: int) -> None:
     assert answered(server, body) == expected(body)
 
 
+@pytest.mark.slow
 def test_among_neighbours_that_come_and_go(server: Server) -> None:
     """20 calls with 30 sequences at once, on a server that decodes 8 at a time; every second one is streamed."""
 

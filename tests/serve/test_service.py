@@ -63,7 +63,7 @@ def timed_out(server: Server) -> None:
     assert server.post("/v1/completions", **LONG).status_code == 408
 
 
-@pytest.mark.quick("timed_out-apart", "left-in this process")
+@pytest.mark.slow
 @pytest.mark.parametrize("apart", [True, False], ids=["apart", "in this process"])
 @pytest.mark.parametrize("end", [left, timed_out])
 def test_tokens_are_counted_with_the_rounds_that_made_them(end: Any, apart: bool) -> None:

@@ -62,6 +62,7 @@ def test_a_transcript_and_its_usage(speech_server: Server) -> None:
     assert "spec_decode_num_draft_tokens_total" in speech_server.client.get("/metrics").text
 
 
+@pytest.mark.slow
 def test_a_language_that_was_left_empty_is_not_given(speech_server: Server) -> None:
     assert ask(speech_server, language="").json()["text"] == expected().text
 
@@ -97,6 +98,7 @@ def test_other_forms(speech_server: Server, form: str) -> None:
     assert ask(speech_server, response_format=form).text == written
 
 
+@pytest.mark.slow
 def test_several_at_once_are_each_their_own(speech_server: Server) -> None:
     with ThreadPoolExecutor(2) as pool:
         texts = list(pool.map(lambda seed: ask(speech_server, wav(seed)).json()["text"], range(2)))

@@ -75,7 +75,7 @@ def test_verdicts_about_windows_that_are_tried_again_stay_with_their_recordings(
     assert model._need_fallback.__func__ is judged_by_words, "the model is left as it was"
 
 
-@pytest.mark.quick("drafts")
+@pytest.mark.slow
 @pytest.mark.parametrize("by_transformers", [False, True], ids=["drafts", "transformers"])
 def test_the_text_before_a_window_does_not_depend_on_the_first_recording(
     by_transformers: bool, monkeypatch: pytest.MonkeyPatch
@@ -103,6 +103,7 @@ def test_many_windows() -> None:
     assert len(told) > 6 and abs(sum(told) - 6) < 1e-6
 
 
+@pytest.mark.slow
 def test_one_that_cannot_be_decoded_takes_nobody_along(monkeypatch: pytest.MonkeyPatch) -> None:
     good = transcriber(tiny_whisper())
     together = clips(0.5, 0.6, 0.7)
@@ -119,6 +120,7 @@ def test_one_that_cannot_be_decoded_takes_nobody_along(monkeypatch: pytest.Monke
     assert found[1] == Failure(Path("1.wav"), "1.wav: the logits are not numbers")
 
 
+@pytest.mark.slow
 def test_seconds_of_a_batch_that_failed_are_not_told_again(monkeypatch: pytest.MonkeyPatch) -> None:
     good, told = transcriber(tiny_whisper()), list[float]()
     together, alone = clips(0.5, 0.6, 0.7), good.batch
@@ -144,6 +146,7 @@ def test_recordings_of_one_window_and_longer_ones_are_refused_in_one_batch() -> 
         transcriber(tiny_whisper()).batch(clips(0.5, 31.0))
 
 
+@pytest.mark.slow
 def test_listening_to_the_encoder_is_no_change_of_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
     """Or everything that was made from it, recorded rounds and copies of the weights included, is made anew."""
     made, renewals, renew = transcriber(tiny_whisper()), list[Scorer](), Seq2SeqScorer.renew

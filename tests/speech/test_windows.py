@@ -89,7 +89,7 @@ def test_greedy_transcripts_are_transformers_own(name: str) -> None:
     assert inside.stats.num_accepted_tokens > 0, "nothing was drafted, so nothing was tested"
 
 
-@pytest.mark.quick("judged")
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "keywords",
     [
@@ -116,7 +116,7 @@ DRAFTERS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", DRAFTERS)
-@pytest.mark.quick("random")
+@pytest.mark.slow
 def test_drafters_of_all_kinds(name: str) -> None:
     model, monitor = tiny_whisper(), EncoderMonitor()
     inside = windows(model, DRAFTERS[name](model))
@@ -232,6 +232,7 @@ def test_chances_of_silence_are_those_of_transformers(name: str, multilingual: b
         torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_scores_are_given_back_when_nobody_needs_them() -> None:
     """A `Transcriber`, which has a monitor, does not; a caller of `model.generate` may have asked for them."""
     for monitor in (EncoderMonitor(), None):

@@ -48,6 +48,7 @@ def test_layers_of_the_target_are_copied() -> None:
         init_student(target, small(layers=(3,)), None)
 
 
+@pytest.mark.slow
 def test_shared_parts_are_neither_trained_nor_stored(target: PreTrainedModel, tmp_path: Path) -> None:
     initial = init_student(target, small(kind="causal"), None)
     names = {name for name, weight in initial.student.named_parameters() if weight.requires_grad}
@@ -57,6 +58,7 @@ def test_shared_parts_are_neither_trained_nor_stored(target: PreTrainedModel, tm
     assert not any("embed" in name or "lm_head" in name for name in tensors)
 
 
+@pytest.mark.slow
 def test_copied_parts_are_trained_and_stored(target: PreTrainedModel, tmp_path: Path) -> None:
     manifest, _, tensors = load_drafter(trained(target, tmp_path, kind="causal", share=False))
     assert manifest.shares == ()
@@ -64,7 +66,7 @@ def test_copied_parts_are_trained_and_stored(target: PreTrainedModel, tmp_path: 
     assert not torch.equal(tensors["model.embed_tokens.weight"], target.get_input_embeddings().weight)
 
 
-@pytest.mark.quick("parallel")
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["feature", "parallel", "causal"])
 def test_a_draft_goes_on_from_its_folder(target: PreTrainedModel, tmp_path: Path, kind: str) -> None:
     options = {"kind": kind, "draft_vocabulary": 15, "heads": 2}
@@ -83,6 +85,7 @@ def test_a_draft_goes_on_from_its_folder(target: PreTrainedModel, tmp_path: Path
         init_student(target, small(kind=other, start=str(folder)), None)
 
 
+@pytest.mark.slow
 def test_a_reduced_vocabulary_without_the_targets_head_names_what_was_given(
     target: PreTrainedModel, tmp_path: Path
 ) -> None:

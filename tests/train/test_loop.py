@@ -125,6 +125,7 @@ def test_the_weights_depend_on_the_seed(target: PreTrainedModel, data: Memory, t
     assert not torch.equal(one["fuse.weight"], other["fuse.weight"])
 
 
+@pytest.mark.slow
 def test_resume_refuses_other_options_and_other_data(target: PreTrainedModel, data: Memory, tmp_path: Path) -> None:
     options = small(steps=4)
     run(target, data, tmp_path, options)

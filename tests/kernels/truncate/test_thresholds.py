@@ -147,6 +147,7 @@ def test_a_wrong_bracket_is_noticed(sampled: float, rest: float, top_p: float) -
     assert torch.equal(kept, warp(logits, params) > -torch.inf)
 
 
+@pytest.mark.slow
 def test_small_top_k_everywhere_needs_no_second_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(summary, "collect_kernel", None)
     logits, params = rows("peaked"), LawParams.stack([CUTS["top-k, then top-p"]] * 2, DEVICE)
