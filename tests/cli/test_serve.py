@@ -122,6 +122,7 @@ def test_replicas_need_ray_and_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "needs --replicas" in serve("--max-replicas", "2").stderr
     assert "at least --replicas 3" in serve("--replicas", "3", "--max-replicas", "2").stderr
     assert serve("--replicas", "0").exit_code == 2
+    assert "--round-seconds: nobody replaces a server that is alone" in serve("--round-seconds", "9").stderr
 
 
 def test_what_no_replica_could_serve_is_refused_before_ray_starts(

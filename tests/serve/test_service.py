@@ -1,4 +1,4 @@
-"""What a service counts of sequences that nobody reads to their end, and how long it lets an engine be busy."""
+"""What a service counts of sequences that nobody reads to their end, and how it hears of a process that is lost."""
 
 from __future__ import annotations
 
@@ -79,12 +79,6 @@ def test_tokens_are_counted_with_the_rounds_that_made_them(end: Any, apart: bool
         more, accepted, rounds = counted_at_last(server, tokens)
         assert more == tokens + 40
         assert more <= accepted + rounds, "the last round may be cut short"
-
-
-def test_an_engine_may_read_prompts_as_long_as_a_request_may_take() -> None:
-    """A replica is ended where it takes longer; sixteen long prompts on a small machine take minutes."""
-    with running(apart=False, timeout=300.0) as server:
-        assert server.service.longest_round == 300.0
 
 
 def answer_until(enough: threading.Event, connection: Connection) -> None:

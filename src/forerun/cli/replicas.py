@@ -138,8 +138,16 @@ def maker(options: dict[str, Any], limits: ServiceSettings) -> Any:
 
 
 def _make(options: dict[str, Any], limits: ServiceSettings, engine: str) -> Service:
-    """In the process of a replica, whose log is Ray's. Text is decoded in a further one, so that the interpreter which
-    answers Ray and its proxy does not keep the engine's waiting; a Whisper's batches are long enough to share it."""
+    """In the process of a replica, whose log is Ray's."""
+    service = _service(options, limits, engine)
+    if options["round_seconds"] is not None:
+        service.longest_round = options["round_seconds"]
+    return service
+
+
+def _service(options: dict[str, Any], limits: ServiceSettings, engine: str) -> Service:
+    """Text is decoded in a further process, so that the interpreter which answers Ray and its proxy does not keep the
+    engine's waiting; a Whisper's batches are long enough to share it."""
     from forerun.cli.console import err_console, plain_warnings
 
     console = err_console()

@@ -54,7 +54,12 @@ FILE = click.Path(exists=True, dir_okay=False)
     timeout={"metavar": "SECONDS"},
     drain_seconds={"metavar": "SECONDS"},
 )  # fmt: skip
-@options_from(ReplicaSettings, "Replicas", replicas={"show_default": "one, without Ray"}, max_replicas={"metavar": "M"})
+@options_from(
+    ReplicaSettings, "Replicas",
+    replicas={"show_default": "one, without Ray"},
+    max_replicas={"metavar": "M"},
+    round_seconds={"metavar": "SECONDS", "show_default": "60, at most --timeout; that for a Whisper"},
+)  # fmt: skip
 @place_options("Model", keeps_stored=True)
 @quantize_options("Model")
 @parallel_options("Model")
@@ -76,6 +81,10 @@ def serve(**options: Any) -> None:
     options["api_key"] = options["api_key"] or api_key()
     address, limits = settings_from(AddressSettings, options), settings_from(ServiceSettings, options)
     replicas = settings_from(ReplicaSettings, options)
+    if replicas.round_seconds is not None and replicas.replicas is None:
+        raise InvalidArgument(
+            "--round-seconds: nobody replaces a server that is alone; say --replicas N, or leave it out"
+        )
     from forerun.cli.console import err_console, plain_warnings
 
     console = err_console()

@@ -19,9 +19,7 @@ class Service:
         self.card, self.backend, self.settings = card, backend, settings
         self.admission = RequestAdmission(max_rows, settings.max_queued, settings.max_queued_tokens)
         self.metrics = Metrics(card.name, self.admission, lambda: backend.state, engine)
-        # Seconds: many long prompts, or a batch of recordings, may be read before the engine comes around, and kernels
-        # compiled on the way.
-        self.longest_round = settings.timeout
+        self.longest_round = settings.timeout  # seconds: as long as a request may take, unless more is known
         self.is_draining = self._is_closed = False
 
     async def open(self) -> None:

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from forerun.arguments import above, at_least, finite, header_key, refuse
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
+ROUND_SECONDS = 60.0
+"""A round reads two thousand tokens of prompts at most, and decodes a few; nothing is compiled any more."""
 ROWS = {"cuda": 128, "cpu": 16}
 """By device: by then a round costs more with every further row."""
 
@@ -86,10 +88,14 @@ class ReplicaSettings:
     docs/scale.md."""
     max_replicas: int | None = None
     """Add copies, up to M, while requests queue up, and take them away when they do not."""
+    round_seconds: float | None = None
+    """Replace a copy whose engine has been in one round for so long."""
 
     def __post_init__(self) -> None:
         """Refuse bounds that hold nothing."""
         at_least(self, 1, "replicas", "max_replicas")
+        above(self, 0, "round_seconds")
+        finite(self, "round_seconds")
         if self.max_replicas is not None and self.max_replicas < (self.replicas or 0):
             refuse("max_replicas", self.max_replicas, f"must be at least --replicas {self.replicas}")
         if self.max_replicas is not None and self.replicas is None:

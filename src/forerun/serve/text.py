@@ -20,7 +20,7 @@ from forerun.serve.errors import ApiError, shutting_down, told
 from forerun.serve.metrics import Times
 from forerun.serve.model import ServedModel
 from forerun.serve.service import Service
-from forerun.serve.settings import ServiceSettings
+from forerun.serve.settings import ROUND_SECONDS, ServiceSettings
 
 KEEP_ALIVE = 15.0  # seconds without a token after which a stream says that it is still there
 FINISH = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}
@@ -75,6 +75,7 @@ class TextService(Service):
 
     def __init__(self, model: ServedModel, backend: Backend, settings: ServiceSettings, engine: str = "0") -> None:
         super().__init__(model.card, backend, settings, settings.rows(model.device), engine)
+        self.longest_round = min(ROUND_SECONDS, settings.timeout)
         self.model = model
         self._unfinished: set[asyncio.Task[None]] = set()  # that count sequences which were left
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from ray import serve
 from ray.serve.config import AutoscalingConfig, BackpressureConfig, RequestRouterConfig
 
 from forerun.serve.errors import RETRY_AFTER
+from forerun.serve.replicas.health import Health
 from forerun.serve.replicas.names import DEPLOYMENT, ROUTER, logging_config
 from forerun.serve.replicas.pipe import PipeMiddleware
 from forerun.serve.replicas.whole_requests import ask_for_no_more
@@ -43,8 +43,7 @@ class Replica:
         ask_for_no_more()
         self._address = address
         self._service = make(serve.get_replica_context().replica_tag)
-        self._round: asyncio.Task[None] | None = None  # that the engine is in, or was when it was asked last
-        self._asked = 0.0  # when that was
+        self._health = Health(self._service)
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         from forerun.serve.app import create_app
@@ -55,12 +54,7 @@ class Replica:
 
     async def check_health(self) -> None:
         """A replica whose engine has ended, or does not come to the end of a round, is replaced."""
-        if self._round is None or self._round.done():
-            self._asked, self._round = time.monotonic(), asyncio.create_task(self._service.come_around())
-        elif time.monotonic() - self._asked > self._service.longest_round:
-            raise RuntimeError(f"the engine has been in one round for {self._service.longest_round:.0f} s")
-        if not self._service.is_alive:
-            raise RuntimeError("the engine has ended")
+        self._health.check()
 
     async def metrics(self) -> bytes:
         """What this replica has counted, and how its engine is, if that says so."""
