@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from cli.command import Command
 from forerun.errors import UnsupportedModel
 from forerun.loading.shards import check_divides
 from forerun.models.bodies.shard_cpu import ShardCpuBody
+from forerun.parallel.join import check_split
 from support.folders import save
 from support.ranks import VOCAB, load_shard, raised, run_ranks
 from support.tiny import tiny_model
@@ -97,6 +99,36 @@ def test_weights_that_others_have_split() -> None:
         assert said.startswith("UnsupportedModel") and "not split by transformers' tensor parallelism" in said
         assert "DistributedConfig(tp_size=...)" in said and "full_tensor()" in said
     assert all("split over processes that nobody has told to run in step" in said for said in found[2:])
+
+
+def split_oddly() -> dict[str, str]:
+    """What is said of a target as transformers splits it, but for one thing: its types, where it lies, and how many
+    processes there are beside those that it is split over."""
+    mesh, said = init_device_mesh("cpu", (1,)), {}
+    for odd in ("nothing", "types", "place", "mesh"):
+        model = copy.deepcopy(tiny_model("llama", vocab=VOCAB))
+        model._tp_size = 2  # as it would be where a mesh of one process splits nothing
+        linear = [module for module in model.modules() if isinstance(module, torch.nn.Linear)]
+        for index, module in enumerate(linear):
+            own = module.weight.bfloat16() if odd == "types" and index == 1 else module.weight
+            module.weight = torch.nn.Parameter(distribute_tensor(own, mesh, [Shard(0)]), requires_grad=False)
+        with pytest.MonkeyPatch.context() as patch:
+            if odd == "place":
+                patch.setattr(DTensor, "is_cuda", True)
+            if odd == "mesh":
+                patch.setattr(dist, "get_world_size", lambda: 2)
+            said[odd] = raised(partial(check_split, model))
+    return said
+
+
+def test_targets_that_transformers_splits_in_a_way_that_is_not_run() -> None:
+    (said,) = run_ranks(1, split_oddly)
+    assert isinstance(said, dict), said
+    assert said["nothing"] == "nothing was raised"
+    assert said["types"].endswith("has shards of bfloat16 and float32; load it with one dtype")
+    assert "lies on GPUs and its processes talk by gloo" in said["place"]
+    assert "is split over 1 of 2 processes; start as many as DistributedConfig(tp_size=...) says" in said["mesh"]
+    assert all(said[odd].startswith("UnsupportedModel: ") for odd in ("types", "place", "mesh"))
 
 
 def load_unalike(folder: str, other: str) -> Any:
