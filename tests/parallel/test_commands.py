@@ -101,11 +101,11 @@ def test_ctrl_c_ends_all_ranks_and_keeps_what_was_measured(how: str, tmp_path: P
 
 
 @contextmanager
-def served(folder: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+def served(folder: str, **environment: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
     pytest.importorskip("llguidance")
     options = ("--port", "0", "--tensor-parallel", "2", "-d", "lookup", "--log-level", "error")
     command = [sys.executable, "-m", "forerun", "serve", folder, *options]
-    with spawned(command, ENVIRONMENT) as (process, url, _):
+    with spawned(command, ENVIRONMENT | environment) as (process, url, _):
         yield process, url
 
 
@@ -156,7 +156,9 @@ def test_a_server_whose_first_rank_hangs(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="processes are looked up in /proc")
 def test_nothing_is_left_behind(tmp_path: Path) -> None:
-    with served(tiny_folder(tmp_path)) as (process, url):
+    (own := tmp_path / "temporary").mkdir()
+    shared = set(Path("/dev/shm").glob("*"))
+    with served(tiny_folder(tmp_path), TMPDIR=str(own)) as (process, url):
         started_by_it = descendants(process.pid)
         assert httpx.post(f"{url}/v1/completions", json=BODY | {"max_tokens": 3}, timeout=60).status_code == 200
         process.kill()
@@ -165,3 +167,7 @@ def test_nothing_is_left_behind(tmp_path: Path) -> None:
         while not all(map(is_gone, started_by_it)):
             assert time.monotonic() < end, "they outlive the server"
             time.sleep(0.1)
+    assert not [*own.iterdir()]
+    wait_for(lambda: set(Path("/dev/shm").glob("*")) <= shared, 10)  # others' tests may have theirs meanwhile
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(f"{url}/version")
