@@ -1,4 +1,5 @@
-"""`check`, `eval` and `bench` of a split target: rank 0 does the work and says what came out, the others follow."""
+"""`check`, `eval`, `bench`, `chat` and `plan` of a split target: rank 0 does the work and says what came out, the
+others follow."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from cli.command import Command
 from eval.fakes import small_data
 from forerun.measure.record import load
 from support.folders import VOCAB, save
@@ -23,10 +25,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     return save(place, tiny_model("llama", vocab=VOCAB, eos_token_id=0, max_position_embeddings=512))
 
 
-def run(name: str, folder: str, *arguments: str, code: int = 0) -> CommandRank:
-    asked = ("--model", folder, "--draft", f"{folder}/draft", "--draft-split", "on", "--device", "cpu")
-    first, other = run_command(2, name, *asked, *arguments, FORERUN_KERNELS="off", COLUMNS="200")
-    assert (first.exit_code, other.exit_code) == (code, 0), first
+def run(name: str, folder: str, *arguments: str, stdin: str = "") -> CommandRank:
+    asked = (folder,) if name == "plan" else ("--model", folder, "--draft-split", "on")
+    asked = (*asked, "--draft", f"{folder}/draft", "--device", "cpu")
+    first, other = run_command(2, name, *asked, *arguments, stdin=stdin, FORERUN_KERNELS="off", COLUMNS="200")
+    assert (first.exit_code, other.exit_code) == (0, 0), first
     assert "Traceback" not in first.stderr
     return first
 
@@ -68,3 +71,22 @@ def test_bench(folder: str, tmp_path: Path) -> None:
     assert all(row["agreement"]["different"] == 0 for name, row in ways.items() if name != "generate")
     assert record.settings["tensor_parallel"] == 2
     assert DRAFT_SPLIT in said.stderr and said.stderr.count("Record: ") == 1
+
+
+def test_chat(folder: str) -> None:
+    """Every turn of it, behind the keys of those before."""
+    few = ("--max-new-tokens", "6", "--policy", "3")
+    said = run("chat", folder, *few, stdin="hello\nhow are you\n/stats\n")
+    alone = ("--model", folder, "--draft", f"{folder}/draft", "-q")
+    whole = Command("chat")(*alone, *few, stdin="hello\nhow are you\n", FORERUN_KERNELS="off")
+    assert whole.exit_code == 0 and whole.stdout and said.stdout == whole.stdout
+    assert DRAFT_SPLIT in said.stderr and "12 in " in said.stderr, said.stderr
+
+
+@pytest.mark.slow  # it decodes by every way that it compares
+def test_plan(folder: str, tmp_path: Path) -> None:
+    (tmp_path / "prompts").write_text("one, two, one, two\nthree\n")
+    few = ("--max-new-tokens", "8", "--max-length", "2", "--repeats", "1", "--file", str(tmp_path / "prompts"))
+    found = json.loads(run("plan", folder, *few, "--json").stdout)
+    assert found["complete"] and found["details"]["acceptance"] and found["details"]["costs"]
+    assert found["rows"] and found["details"]["advice"]

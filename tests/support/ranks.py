@@ -67,13 +67,16 @@ class CommandRank:
     stderr: str = ""
 
 
-def run_command(size: int, *arguments: str, seconds: float = 300, **environment: str) -> list[CommandRank]:
-    """`torchrun --nproc-per-node SIZE -m forerun ARGUMENTS`, but that its processes are there in milliseconds. What a
-    rank other than 0 says goes where this process's output goes: it ends without handing it over."""
+def run_command(
+    size: int, *arguments: str, stdin: str = "", seconds: float = 300, **environment: str
+) -> list[CommandRank]:
+    """`torchrun --nproc-per-node SIZE -m forerun ARGUMENTS`, but that its processes are there in milliseconds. Each of
+    them has a `stdin` of its own, where torchrun's share one. What a rank other than 0 says goes where this process's
+    output goes: it ends without handing it over."""
     context = _forkserver()
     store = TCPStore("127.0.0.1", 0, size, is_master=True, wait_for_workers=False)
     reader, writer = context.Pipe(duplex=False)
-    told = (size, store.port, writer, arguments, environment)
+    told = (size, store.port, writer, arguments, stdin, environment)
     processes = [context.Process(target=_command, args=(rank, *told), daemon=True) for rank in range(size)]
     for process in processes:
         process.start()
@@ -91,7 +94,13 @@ def run_command(size: int, *arguments: str, seconds: float = 300, **environment:
 
 
 def _command(
-    rank: int, size: int, port: int, writer: Connection, arguments: Sequence[str], environment: dict[str, str]
+    rank: int,
+    size: int,
+    port: int,
+    writer: Connection,
+    arguments: Sequence[str],
+    stdin: str,
+    environment: dict[str, str],
 ) -> None:
     torch.set_num_threads(1)
     os.environ.update(
@@ -103,7 +112,7 @@ def _command(
 
     from forerun.cli.main import cli
 
-    result = CliRunner().invoke(cli, [*arguments])
+    result = CliRunner().invoke(cli, [*arguments], input=stdin)
     ranks = group()
     if isinstance(ranks, Coordinator):
         ranks.stop()  # as it does when its process ends
