@@ -13,6 +13,9 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from forerun.models.scorer import Scorer
 from support.census import Recipe, build
 
+# Frequencies that switch behind all that is fed here and long before a table of angles ends.
+LONG_ROPE = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0, 1.5, 2.0, 3.0],
+             "long_factor": [4.0, 5.0, 6.0, 7.0], "original_max_position_embeddings": 128}  # fmt: skip
 HALF_A_HEAD = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
 # Every family that is described, and what its small configuration needs for all of the description to be seen.
 FAMILIES: dict[str, dict[str, Any]] = {
@@ -89,6 +92,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt_bigcode-many-keys": ("gpt_bigcode", {"multi_query": False}),
     "gpt_neox-parallel": ("gpt_neox", {"use_parallel_residual": True, "rope_parameters": HALF_A_HEAD}),
     "stablelm-parallel": ("stablelm", {"use_parallel_residual": True}),
+    "phi3-long": ("phi3", {"rope_parameters": LONG_ROPE, "original_max_position_embeddings": 128}),
     "phi3-partial": ("phi3", {"rope_parameters": HALF_A_HEAD}),
 }  # fmt: skip
 NAMES = (*FAMILIES, *VARIANTS)

@@ -48,9 +48,9 @@ DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 LARGEST_SIZE = 256  # of a head
 LARGEST_LATENT = 512
 GRAIN = 1024  # the table of angles grows by this many positions
-# Families that were timed on a GPU (benchmarks/results/families-h200.json: one row reads at least .75 of what a copy
-# does, .55 with experts): they are run by this without being asked for. All others that can be described were compared
-# with their modules on CPUs, through the references and Triton's interpreter: kernels="on".
+# Families that were timed on a GPU (benchmarks/results/families-h200.json: a bare pass of one row reads at least .75 of
+# what a copy does, .55 with experts): they are run by this without being asked for. All others that can be described
+# were compared with their modules on CPUs, through the references and Triton's interpreter: kernels="on".
 TIMED = (
     "llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text", "opt", "starcoder2", "gpt_neox", "olmo2", "granite",
     "phi3", "codegen", "cohere2", "qwen3_moe", "gpt_oss", "mixtral", "deepseek_v3",

@@ -220,20 +220,33 @@ def angle_tables(
     base: Any, config: Any, kinds: Sequence[str] = ("",), doubled: bool = False, halved: bool = False
 ) -> tuple[AngleTable, ...]:
     """A table for each kind of layers that rotates by angles of its own; see `_angles`."""
-    for kind in kinds:
-        rope = (config.rope_parameters[kind] if kind else config.rope_parameters) or {}
-        if rope.get("rope_type", "default") not in ROPE_TYPES:
-            raise NotDescribed(f"rotary embedding of type {rope.get('rope_type')}")
-    return tuple(partial(_angles, base, kind, doubled, halved) for kind in kinds)
+    ends = [_end_of_angles((config.rope_parameters[kind] if kind else config.rope_parameters) or {}) for kind in kinds]
+    return tuple(partial(_angles, base, kind, doubled, halved, end) for kind, end in zip(kinds, ends, strict=True))
+
+
+def _end_of_angles(rope: Any) -> int | None:
+    """Where the frequencies of long-RoPE switch, which no text passes (`families.context_length`): a longer one would
+    change the angles of keys that are written. Otherwise None."""
+    kind, end = rope.get("rope_type", "default"), rope.get("original_max_position_embeddings")
+    if kind == "longrope" and end:
+        return int(end)
+    if kind not in ROPE_TYPES:
+        raise NotDescribed(f"rotary embedding of type {kind}")
+    return None
 
 
 @torch.no_grad()
-def _angles(base: Any, kind: str, doubled: bool, halved: bool, count: int) -> Tensor:
+def _angles(base: Any, kind: str, doubled: bool, halved: bool, end: int | None, count: int) -> Tensor:
     """The model's own cosines and sines; `doubled`: those of each angle stand side by side twice, not half by half;
-    `halved`: each stands there once. DeepSeek-V2's are the parts of complex numbers."""
+    `halved`: each stands there once. DeepSeek-V2's are the parts of complex numbers. At `end` and behind it stand
+    those before it, which nobody reads: they keep the table as long as the cache."""
     like = torch.zeros(1, dtype=base.dtype, device=base.device)
     positions = torch.arange(count, device=base.device)[None]
+    if end is not None:
+        positions = positions.clamp(max=end - 1)
+    buffers = base.rotary_emb._buffers.copy()  # long-RoPE's call replaces one, which would look like a changed model
     angles = base.rotary_emb(like, positions, *([kind] if kind else []))
+    base.rotary_emb._buffers.update(buffers)
     cos, sin = (angles.real, angles.imag) if isinstance(angles, Tensor) else angles
     if halved:
         cos, sin = (torch.cat([t] * 2, dim=-1) for t in (cos, sin))
