@@ -111,6 +111,17 @@ def test_where_tiles_were_chosen_nothing_is_timed(
     assert not prefers(1, 5, 8) and not timed
 
 
+@pytest.mark.parametrize(("name", "is_timed"), [
+    ("NVIDIA H200", False), ("NVIDIA H100 80GB HBM3", True), ("NVIDIA H200 MIG 1g.18gb", True),
+])  # fmt: skip
+def test_a_device_of_the_same_generation_is_another_one(
+    name: str, is_timed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: name)
+    assert measured._is_chosen_on.__wrapped__(torch.device("cuda", 0)) != is_timed
+
+
 def test_ops_ask(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("forerun.kernels.TRITON_DEVICES", {DEVICE.type})
     x, weight = torch.randn(2, 32, device=DEVICE), torch.randn(48, 32, device=DEVICE)

@@ -20,7 +20,8 @@ from forerun.kernels.linear import norms, project
 from forerun.kernels.remembered import Remembered
 from forerun.version import __version__
 
-CHOSEN_ON = frozenset({(9, 0)})  # compute capabilities
+# By name: an H100 has the same compute capability and slower memory, a part of an H200 (MIG) fewer multiprocessors.
+CHOSEN_ON = frozenset({"NVIDIA H200"})
 CLEARLY = 1.1  # times as fast: products that are about level are ours, whatever the moment of timing says
 LAUNCHES, REPEATS = 10, 5  # in one CUDA graph, so that no launch waits for the host; the best replay counts
 PATIENCE = 1.0  # seconds to wait for another thread's capture, which may itself wait for the pass that asks here
@@ -52,7 +53,7 @@ def prefers_library(rows: int, weight: Tensor, in_pairs: bool) -> bool:
 
 @cache
 def _is_chosen_on(device: torch.device) -> bool:
-    return torch.cuda.get_device_capability(device) in CHOSEN_ON
+    return torch.cuda.get_device_name(device) in CHOSEN_ON
 
 
 @cache
