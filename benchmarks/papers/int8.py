@@ -49,7 +49,8 @@ def measure(setup: Setup, path: Path | None = None, pair: Pair | None = None) ->
         answer, stats = found.new_tokens[0], found.stats
         rows.append({
             "task": name, "item": place, "form": form, "drafted": stats.num_draft_tokens,
-            "accepted": stats.num_accepted_tokens, "rounds": stats.rounds, "tokens": len(answer), "text": list(answer),
+            "accepted": stats.num_accepted_tokens, "rounds": stats.rounds, "tokens": len(answer),
+            "text": list(answer) if name == SUMMARIES else None,
             "rouge2": rouge2(forms[form].tokenizer, [answer], [item.reference]),
             "pass": passes(forms[form].tokenizer, answer, item.program),
         })  # fmt: skip
@@ -151,6 +152,8 @@ def _verdict(record: Record) -> list[str]:
     told = {True: "cannot be told from float32's", False: "is another one than float32's", None: "is known of too few"}
     qualities = [
         f"{QUALITY[task][0]} in INT8 {told[each[2].holds(0.0)]} here"
+        if each[0].value or each[1].value
+        else f"{QUALITY[task][0]} is 0 in both forms, which tells nothing: the model is too small for the task"
         for task, each in found.items()
         if each is not None
     ]

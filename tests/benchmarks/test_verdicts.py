@@ -142,5 +142,10 @@ class TestInt8:
         assert "pass@1 in INT8 is another one" in failing and "ROUGE-2 in INT8 cannot be told" in failing
         assert "| humaneval | pass@1 | 1.000" in failing
 
+    def test_scores_of_nothing_are_called_so(self) -> None:
+        rows = self.record({}).details["rows"]
+        record = paper_record(ORIGIN, "int8", {"draft": "head"}, {"rows": [row | {"pass": 0.0} for row in rows]})
+        assert "pass@1 is 0 in both forms" in "\n".join(papers_int8.render(record))
+
     def test_without_scores_there_is_no_word_of_quality(self) -> None:
         assert "Quality" not in "\n".join(papers_int8.render(self.record({"rouge2": None, "pass": None})))
