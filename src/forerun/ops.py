@@ -302,11 +302,12 @@ def run_experts(
     router: Router | None,
     route: Callable[[Tensor], tuple[Tensor, Tensor]],
     weights: ExpertWeights,
-    library: Callable[[Tensor, Tensor, Tensor], Tensor],
+    library: Callable[[Tensor, Tensor, Tensor], Tensor] | None,
 ) -> Tensor:  # [N, H]
     """A mixture of experts; see `forerun.math.experts.run_experts`. Of many rows the `library` makes the same.
 
-    `route` is the model's own router: shares [N, k] and chosen experts [N, k]; `router` says what it does.
+    `route` is the model's own router: shares [N, k] and chosen experts [N, k]; `router` says what it does. Without a
+    library many rows are taken some at a time, each lot reading the experts that it has chosen.
     """
     if not why_not_triton(x.device):
         from forerun.kernels.linear import experts as kernel
@@ -317,8 +318,12 @@ def run_experts(
                 return kernel.run_experts(x, routing.route(x, router), weights)
             shares, chosen = route(x)
             return kernel.run_experts(x, routing.sort_pairs(chosen, shares, len(weights.first)), weights)
+        if library is None and len(x) > kernel.MOST_ROWS:
+            return torch.cat([run_experts(lot, router, route, weights, None) for lot in x.split(kernel.MOST_ROWS)])
         shares, chosen = route(x)
-        return library(x, chosen, shares)
+        if library is not None:
+            return library(x, chosen, shares)
+        return experts_reference.run_experts(x, chosen, shares, weights)
     shares, chosen = route(x)
     return experts_reference.run_experts(x, chosen, shares, weights)
 

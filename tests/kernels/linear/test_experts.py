@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,10 +15,12 @@ from transformers.models.mixtral.modeling_mixtral import MixtralExperts
 
 pytest.importorskip("triton")
 
+from forerun import ops
 from forerun.kernels.linear import experts as kernel
 from forerun.kernels.linear import routing
 from forerun.kernels.linear.routing import Routed
 from forerun.math import experts as reference
+from forerun.math import routing as routing_reference
 from forerun.math.experts import ExpertWeights
 from forerun.math.routing import Router, Scoring
 from forerun.math.skinny import Activation
@@ -130,3 +133,16 @@ def test_what_is_left_to_others() -> None:
     own = weights(Activation.SILU, False, False)
     assert "rows" in str(kernel.why_not(torch.zeros(65, WIDTH, device=DEVICE), own))
     assert "another type" in str(kernel.why_not(torch.zeros(1, WIDTH, device=DEVICE).half(), own))
+
+
+@pytest.mark.parametrize("has_router", [True, False])
+def test_many_rows_without_a_library_are_taken_some_at_a_time(has_router: bool) -> None:
+    """As inside a CUDA graph, where transformers' loop over experts cannot ask the host who was chosen."""
+    own = weights(Activation.SILU, False, False)
+    router = Router(torch.randn(EXPERTS, WIDTH, device=DEVICE), None, MOST, Scoring.SOFTMAX, True)
+    x = torch.randn(kernel.MOST_ROWS + 6, WIDTH, device=DEVICE)
+    assert kernel.why_not(x, own) is not None
+    route = partial(routing_reference.route, router=router)
+    got = ops.run_experts(x, router if has_router else None, route, own, None)
+    shares, chosen = route(x)
+    torch.testing.assert_close(got, reference.run_experts(x, chosen, shares, own), rtol=1e-4, atol=1e-3)

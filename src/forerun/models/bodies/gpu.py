@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import TypeGuard
+from typing import Any, TypeGuard
 
 import torch
 import torch.distributed as dist
@@ -47,6 +47,7 @@ Angles = tuple[Tensor, Tensor]  # cosines and sines [N, T] of the new tokens
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 LARGEST_SIZE = 256  # of a head
 LARGEST_LATENT = 512
+MOST_RECORDED = 2048  # rows of a pass that a CUDA graph may hold: the longest piece of a prompt
 GRAIN = 1024  # the table of angles grows by this many positions
 # Families that were timed on a GPU (benchmarks/results/families-h200.json: a bare pass of one row reads at least .75 of
 # what a copy does, .55 with experts): they are run by this without being asked for. All others that can be described
@@ -325,7 +326,7 @@ def _from_experts(inner: Tensor, spec: Experts, layer: Layer) -> Tensor:
     assert layer.experts is not None
     if spec.has_identities:
         return _with_identities(inner, spec, layer.experts)
-    outputs = ops.run_experts(inner, spec.router, spec.route, layer.experts, spec.module)
+    outputs = ops.run_experts(inner, spec.router, spec.route, layer.experts, _library(spec.module, len(inner)))
     if spec.shared is None:
         return outputs
     assert layer.mlp is not None
@@ -335,11 +336,18 @@ def _from_experts(inner: Tensor, spec: Experts, layer: Layer) -> Tensor:
     return outputs + other
 
 
+def _library(module: Any, rows: int) -> Any:
+    """transformers' experts for passes of many rows; None where they ask the host who was chosen, which no CUDA graph
+    can record: in prompts longer than any recorded pass that costs less than to read all experts time and again."""
+    asks = getattr(module.config, "_experts_implementation", None) in (None, "eager")
+    return None if asks and rows <= MOST_RECORDED else module
+
+
 def _with_identities(inner: Tensor, spec: Experts, weights: ExpertWeights) -> Tensor:
     """The same where some of a row's experts give back what they are given."""
     shares, chosen = spec.route(inner)
     shares, chosen, identities = without_identities(shares, chosen, len(weights.second))
-    outputs = ops.run_experts(inner, None, lambda _: (shares, chosen), weights, spec.module)
+    outputs = ops.run_experts(inner, None, lambda _: (shares, chosen), weights, _library(spec.module, len(inner)))
     return identities.added(outputs, inner)
 
 
