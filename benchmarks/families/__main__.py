@@ -29,6 +29,9 @@ def command(arguments: list[str]) -> int:
         "--methods", nargs="*", default=list(Settings(()).methods), help="beside fused layers, on a GPU"
     )
     parser.add_argument("--prompts", type=int, nargs="*", default=[], help="time prompts of so many tokens, not steps")
+    parser.add_argument(
+        "--first-calls", action="store_true", help="time the first call of two new processes each, not steps"
+    )
     parser.add_argument("--compile-only", action="store_true", help="run each once and time nothing")
     add_device(parser)
     add_outputs(parser, plot="steps and prompts beside what they are held against")
@@ -54,7 +57,7 @@ def command(arguments: list[str]) -> int:
     if not families:
         parser.error(f"--add: {chosen.output} has all families; name those that are to be measured anew")
     asked = Settings(tuple(families), max(chosen.repeats, 1), tuple(chosen.methods), chosen.compile_only,
-                     tuple(chosen.prompts), chosen.add)  # fmt: skip
+                     tuple(chosen.prompts), chosen.first_calls, chosen.add)  # fmt: skip
     return run_command("families", arguments, chosen, partial(run, asked, device))
 
 

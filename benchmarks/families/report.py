@@ -7,6 +7,8 @@ from dataclasses import asdict
 
 from benchmarks.families.results import (
     DECODE,
+    FIRST_CALL,
+    FIRST_CALL_AGAIN,
     FUSED,
     GENERATE,
     MODULES,
@@ -28,6 +30,7 @@ GPU_HEADINGS = (
     "family", "pass 1x1", "8x1", "8x8", "share 1x1", "8x1", "8x8", "with keys 8x8",
     "fused 1", "8", "share, decoded 1", "8", "modules 1", "8", "generate 1", "8",
 )  # fmt: skip
+FIRST_HEADINGS = ("family", "first call", "in the next process")
 PROMPT_HEADINGS = ("family", "tokens", "fused", "transformers", "ratio")
 CPU_HEADINGS = (
     "family", "floor", "fused 1", "4", "stored 1", "4", "transformers 1", "4", "in bfloat16 1", "4", "decode",
@@ -69,6 +72,9 @@ def tables(results: FamilyResults) -> Iterator[Table]:
     if prompts:
         rows = tuple(_prompt_row(results, *prompt) for prompt in prompts)
         yield Table("A prompt and one token, ms", PROMPT_HEADINGS, rows)
+    if begun := [step.family for step in results.steps if step.method == FIRST_CALL]:
+        rows = tuple(_first_row(results, family) for family in begun)
+        yield Table("The first call of a process, s", FIRST_HEADINGS, rows)
     families = [f for f in results.families if any(s.family == f and s.method in STEPS for s in results.steps)]
     if families and not results.on_gpu:
         rows = tuple(_cpu_row(results, family) for family in families)
@@ -157,6 +163,11 @@ def _prompt_row(results: FamilyResults, family: str, length: int) -> tuple[str, 
     return (family, str(length), _milliseconds(ours), _milliseconds(theirs), _share(_ratio(ours, theirs)))
 
 
+def _first_row(results: FamilyResults, family: str) -> tuple[str, ...]:
+    seconds = (results.seconds(family, method, 1) for method in (FIRST_CALL, FIRST_CALL_AGAIN))
+    return (family, *map(_share, seconds))
+
+
 def _gpu_row(results: FamilyResults, family: str) -> tuple[str, ...]:
     passes = (_milliseconds(results.seconds(family, PASS, *shape)) for shape in PASSES)
     shares = (_share(results.share(family, *shape)) for shape in PASSES)
@@ -230,5 +241,11 @@ def remarks(results: FamilyResults, complete: bool) -> tuple[str, ...]:
         )
         if any(step.method == FUSED and not step.pairs for step in results.steps):
             lines.append(OLD_DECODING)
+    if any(step.method == FIRST_CALL for step in results.steps):
+        lines.append(
+            "first call: from a model that is there to the end of a call of 8 tokens, in a process that has imported "
+            "everything: the decoder, the self-check where there is one, kernels that come from disk or are compiled, "
+            "recordings; the next process finds what this one has kept on disk"
+        )
     lines += [f"{family}: {note}" for family, note in results.notes.items()]
     return tuple(lines if complete else [*lines, "Interrupted: this is what was measured until then."])

@@ -10,6 +10,7 @@ from forerun.measure.provenance import Provenance
 PASS, FUSED, MODULES, TRANSFORMERS = "pass", "fused", "modules", "transformers"
 STORED, THEIR_STORED = "stored", "transformers bfloat16"  # on a CPU: the same of a file of bfloat16, as each loads it
 DECODE, GENERATE = "decode", "generate"  # on a CPU: a token of plain decoding by a call of ours, by model.generate
+FIRST_CALL, FIRST_CALL_AGAIN = "first call", "first call, again"  # of two new processes, one after the other
 PROMPT, THEIR_PROMPT = "prompt", "prompt by transformers"  # so many positions and one token behind them
 
 

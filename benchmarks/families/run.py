@@ -18,9 +18,12 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from benchmarks.cpu_steps import steps as cpu_steps
+from benchmarks.families.first_call import first_calls
 from benchmarks.families.report import KIND, PASSES, make_record
 from benchmarks.families.results import (
     DECODE,
+    FIRST_CALL,
+    FIRST_CALL_AGAIN,
     FUSED,
     GENERATE,
     MODULES,
@@ -72,22 +75,26 @@ class Settings:
     methods: tuple[str, ...] = (MODULES, TRANSFORMERS)  # beside fused layers
     compile_only: bool = False  # run everything once and time nothing: kernels are compiled and kept on disk
     prompts: tuple[int, ...] = ()  # tokens: time these in the place of steps
+    first_calls: bool = False  # time these in the place of steps
     adds: bool = False  # to the record that is there, of other families
 
 
 def run(asked: Settings, device: torch.device, output: Path, reporter: Reporter, command: Sequence[str]) -> Record:
     """A family that fails leaves a note, and the others are measured."""
     on_gpu = device.type == "cuda"
-    bandwidth = None if asked.compile_only else _bandwidth(device)
+    bandwidth = None if asked.compile_only or asked.first_calls else _bandwidth(device)
     origin = provenance(device, command)
     settings: dict[str, Any] = {"repeats": asked.repeats}
-    if not (on_gpu or asked.compile_only or asked.prompts):
+    if not (on_gpu or asked.compile_only or asked.prompts or asked.first_calls):
         settings["keeps_bfloat16"] = _keeps_halves()
     steps, notes, known = _kept(output, asked) if asked.adds and output.exists() else ([], {}, None)
-    if bandwidth is not None and known is not None and not on_gpu:
-        bandwidth = max(bandwidth, known)
+    if known is not None and (bandwidth is None or not on_gpu):
+        bandwidth = max(bandwidth or known, known)
 
     def measured(family: str) -> list[Step]:
+        if asked.first_calls:
+            before, again = first_calls(family, device)
+            return [Step(family, FIRST_CALL, 1, 1, before), Step(family, FIRST_CALL_AGAIN, 1, 1, again)]
         model = build(family, device, max((CONTEXT, *(length + 64 for length in asked.prompts))))
         if reason := _why_not(model):
             notes[family] = f"no fused layers: {reason}"
@@ -141,8 +148,12 @@ def _kept(output: Path, asked: Settings) -> tuple[list[Step], dict[str, str], fl
     old = load(output, KIND)
 
     def is_anew(step: Step) -> bool:
-        is_prompt = step.method in (PROMPT, THEIR_PROMPT)
-        is_asked = step.positions in asked.prompts if is_prompt else not asked.prompts
+        if step.method in (PROMPT, THEIR_PROMPT):
+            is_asked = step.positions in asked.prompts
+        elif step.method in (FIRST_CALL, FIRST_CALL_AGAIN):
+            is_asked = asked.first_calls
+        else:
+            is_asked = not (asked.prompts or asked.first_calls)
         return step.family in asked.families and is_asked
 
     return (
@@ -167,7 +178,8 @@ def _experts_chosen(step: Callable[[], object]) -> list[tuple[int, int]]:
     found, run_experts = [], ops.run_experts
 
     def counted(x: Any, router: Any, route: Any, weights: Any, library: Any) -> Any:
-        found.append((len(route(x)[2].unique()), len(weights.first)))
+        _, chosen = route(x)
+        found.append((len(chosen.unique()), len(weights.first)))
         return run_experts(x, router, route, weights, library)
 
     with patch.object(ops, "run_experts", counted):

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from benchmarks.families import page, run
+from benchmarks.families.first_call import first_calls
 from benchmarks.families.report import (
     GPU_HEADINGS,
     KIND,
@@ -24,6 +25,7 @@ from benchmarks.families.report import (
 )
 from benchmarks.families.results import (
     DECODE,
+    FIRST_CALL,
     FUSED,
     GENERATE,
     PASS,
@@ -42,6 +44,7 @@ from forerun.errors import ForerunWarning
 from forerun.measure.progress import Silent
 from forerun.measure.provenance import provenance
 from forerun.measure.record import load
+from forerun.models.bodies.readers import describe
 from support.described import described_model
 
 
@@ -163,6 +166,24 @@ def test_a_record_is_added_to(tmp_path: Path) -> None:
     assert run._kept(path, run.Settings(("a",), adds=True))[0] == list(old[1:])
 
 
+def test_first_calls_are_told_and_added(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, old = tmp_path / "families.json", Step("b", PASS, 1, 1, 3.0, 900)
+    make_record(results((old, Step("a", FIRST_CALL, 1, 1, 9.0))), True).save(path)
+    monkeypatch.setattr(run, "first_calls", lambda family, device: (4.0, 1.25))
+    asked = run.Settings(("a",), first_calls=True, adds=True)
+    record = run.run(asked, torch.device("cpu"), path, Silent(), ["x"])
+    found = results_of(record)
+    assert found.steps[0] == old and found.bandwidth == 1000.0 and len(found.steps) == 3
+    assert ("a", "4.00", "1.25") in record.tables[0].rows
+    assert run._kept(path, run.Settings(("a",), adds=True))[0] == list(found.steps)  # steps of a pass leave them there
+
+
+@pytest.mark.slow
+def test_first_calls_are_made_by_processes_of_their_own() -> None:
+    before, again = first_calls("opt", torch.device("cpu"))
+    assert before > 0 and again > 0
+
+
 def test_older_records_are_read_and_told_apart() -> None:
     record = load(page.RECORDS / "families-h200.json", KIND)
     found = results_of(record)
@@ -256,15 +277,17 @@ def test_no_floor_lies_above_a_step() -> None:
 
 
 def test_idle_experts_are_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two layers of four experts, of which all rows together choose three and one."""
+    """Two layers of four experts; one row chooses two in each, by the routers that the fused layers ask."""
     model = described_model("mixtral")
+    assert model.config.num_local_experts == 4 and model.config.num_experts_per_tok == 2
     held = sum(weight.nbytes for weight in model.parameters() if weight.ndim == 3)
     monkeypatch.setattr(ops, "run_experts", lambda *a: None)
+    x, weights = torch.randn(1, model.config.hidden_size), SimpleNamespace(first=torch.zeros(4, 1))
 
     def step() -> None:
-        for chosen in ([[0, 1], [1, 2]], [[3], [3]]):
-            answer: Any = (None, None, torch.tensor(chosen))
-            ops.run_experts(None, None, lambda x, a=answer: a, SimpleNamespace(first=torch.zeros(4, 1)), None)  # type: ignore[arg-type]
+        for layer in describe(model).layers:
+            assert layer.experts is not None
+            ops.run_experts(x, None, layer.experts.route, weights, None)  # type: ignore[arg-type]
 
     assert run.bytes_read(model, step) == work_of(model).weight_bytes - held // 2
     assert run.bytes_read(model, lambda: None) == work_of(model).weight_bytes
