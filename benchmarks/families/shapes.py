@@ -18,9 +18,11 @@ def _shape(hidden: int, inner: int, heads: int, key_heads: int, vocab: int, **mo
     }  # fmt: skip
 
 
-# Llama 2 7B, Qwen2 7B, Qwen3 8B, Gemma 2 9B, Gemma 3 4B, OPT 6.7B, StarCoder2 7B, Pythia 6.9B, OLMo 2 7B, Granite 3 8B,
-# Phi-3 mini, CodeGen 6B, Command R7B, GLM-4 9B, StableLM 2 12B, Falcon 7B, GPT-J 6B, SmolLM3 3B; then experts:
-# Qwen3-30B-A3B, Mixtral 8x7B, gpt-oss-20b, and DeepSeek-V3 with 32 of its 256.
+# Llama 2 7B, Qwen2 7B, Qwen3 8B, Gemma 2 9B, Gemma 3 4B, OPT 6.7B, StarCoder2 7B, Pythia 6.9B, OLMo 2 7B, Granite 3
+# 8B, Phi-3 mini, CodeGen 6B, Command R7B, GLM-4 9B, StableLM 2 12B, Falcon 7B, GPT-J 6B, SmolLM3 3B, Phi-2, BLOOM
+# 7B1, EXAONE 4 32B's width, Nemotron 3 8B, Helium 2B, Arcee AFM 4.5B, Seed-OSS 36B's width, OLMo 3 7B, Gemma 7B,
+# Command R's width, GPT-2 XL; then experts: Qwen3-30B-A3B, Mixtral 8x7B, gpt-oss-20b, DeepSeek-V3 with 32 of its 256,
+# Qwen1.5-MoE-A2.7B, OLMoE 1B-7B, Granite 3 3B-A800M, GLM-4.5-Air, DeepSeek-V2-Lite.
 ON_GPU: dict[str, Settings] = {
     "llama": _shape(4096, 11008, 32, 32, 32000),
     "qwen2": _shape(3584, 18944, 28, 4, 152064),
@@ -41,12 +43,32 @@ ON_GPU: dict[str, Settings] = {
     "falcon": {"hidden_size": 4544, "num_attention_heads": 71, "vocab_size": 65024},
     "gptj": {"n_embd": 4096, "n_head": 16, "rotary_dim": 64, "vocab_size": 50400},
     "smollm3": _shape(2048, 11008, 16, 4, 128256),
+    "phi": _shape(2560, 10240, 32, 32, 51200, partial_rotary_factor=0.4),
+    "bloom": {"hidden_size": 4096, "n_head": 32, "vocab_size": 250880},
+    "exaone4": _shape(5120, 27392, 40, 8, 102400, head_dim=128),
+    "nemotron": _shape(4096, 16384, 32, 32, 256000),
+    "helium": _shape(2560, 7040, 20, 20, 48000, head_dim=128),
+    "arcee": _shape(2560, 18432, 20, 4, 128004, head_dim=128),
+    "seed_oss": _shape(5120, 27648, 80, 8, 155136, head_dim=128),
+    "olmo3": _shape(4096, 11008, 32, 32, 100278),
+    "gemma": _shape(3072, 24576, 16, 16, 256000, head_dim=256),
+    "cohere": _shape(8192, 22528, 64, 64, 256000),
+    "gpt2": {"n_embd": 1600, "n_head": 25, "vocab_size": 50257},
     "qwen3_moe": _shape(2048, 6144, 32, 4, 151936, head_dim=128, num_experts=128, num_experts_per_tok=8,
                         moe_intermediate_size=768),
     "mixtral": _shape(4096, 14336, 32, 8, 32000, num_local_experts=8, num_experts_per_tok=2),
     "gpt_oss": _shape(2880, 2880, 64, 8, 201088, head_dim=64, num_local_experts=32, num_experts_per_tok=4),
     "deepseek_v3": _shape(7168, 18432, 128, 128, 129280, moe_intermediate_size=2048, n_routed_experts=32,
                           n_group=8, topk_group=4),
+    "qwen2_moe": _shape(2048, 5632, 16, 16, 151936, num_experts=60, num_experts_per_tok=4, moe_intermediate_size=1408,
+                        shared_expert_intermediate_size=5632),
+    "olmoe": _shape(2048, 1024, 16, 16, 50304, num_experts=64, num_experts_per_tok=8),
+    "granitemoe": _shape(1536, 512, 24, 8, 49155, num_local_experts=40, num_experts_per_tok=8),
+    "glm4_moe": _shape(4096, 10944, 96, 8, 151552, head_dim=128, moe_intermediate_size=1408, n_routed_experts=128,
+                       num_experts_per_tok=8, first_k_dense_replace=1, partial_rotary_factor=0.5),
+    "deepseek_v2": _shape(2048, 10944, 16, 16, 102400, moe_intermediate_size=1408, n_routed_experts=64,
+                          num_experts_per_tok=6, n_shared_experts=2, kv_lora_rank=512, q_lora_rank=None,
+                          qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128, first_k_dense_replace=1),
 }  # fmt: skip
 
 

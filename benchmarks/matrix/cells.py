@@ -29,6 +29,9 @@ from forerun.types import Rule
 PLAIN, MODEL, TREE = "no drafts", "draft model", "tree of the draft model"
 AUTO_MOST = 1.03  # times the time of a token without drafts that any drafter may take where the policy chooses lengths
 DRAFTED = 5  # tokens where lengths are fixed
+# Times the tokens where a policy chooses lengths, and where nothing is drafted, which those are held against: what a
+# policy tries in its first rounds should not count for more than it does in a text.
+LONGER = 3
 EXIT_LAYERS, NODES = 4, 24
 COUNTED = 64, 4096  # texts of an n-gram table, and tokens of each
 NEVER = 2**20  # new tokens before which no text ends: longer than all of them
@@ -73,6 +76,10 @@ class Cell:
     plain: str = ""  # the cell without drafts whose time a token this one may hardly exceed, whatever `base` is
     per_round: bool = False  # rounds are compared, not tokens
     most_milliseconds: float | None = None  # of a round, on an H200 with the pair of 6.7 billion parameters
+
+    def tokens(self, asked: int) -> int:
+        """New tokens of each row, where `asked` are decoded with fixed lengths."""
+        return asked * LONGER if self.policy in ("auto", 0) else asked
 
     @property
     def first_timed(self) -> int:

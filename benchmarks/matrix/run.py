@@ -73,11 +73,12 @@ def select(known: list[Cell], only: str) -> list[Cell]:
 def measure_cell(decoder: SpeculativeDecoder, pair: Pair, cell: Cell, asked: Settings) -> Measurement:
     """Rounds from the third on of one call a seed."""
     seeds, timed = range(1, asked.repeats + 1), cell.batch - cell.first_timed
+    tokens = cell.tokens(asked.tokens)
     for seed in seeds:
-        decode(decoder.engine, pair, cell, asked.tokens, seed)
-    calls = [decode(decoder.engine, pair, cell, asked.tokens, seed) for seed in seeds]
+        decode(decoder.engine, pair, cell, tokens, seed)
+    calls = [decode(decoder.engine, pair, cell, tokens, seed) for seed in seeds]
     if not all(call.seconds for call in calls):
-        raise InvalidArgument(f"a row of {asked.tokens} tokens ended within three rounds; give more --tokens")
+        raise InvalidArgument(f"a row of {tokens} tokens ended within three rounds; give more --tokens")
     return Measurement(
         cell=cell,
         round_seconds=tuple(median(call.seconds) for call in calls),

@@ -44,6 +44,7 @@ def test_check(folder: str, tmp_path: Path) -> None:
     assert greedy["drafted"] and greedy["logit_deviation"] > 0
 
 
+@pytest.mark.slow  # two processes that import all of it, as for the two that are tested always
 def test_eval(folder: str, tmp_path: Path) -> None:
     """Texts are answered both ways and compared, and a text is read; then the answers are there already."""
     data, output = small_data(tmp_path / "data"), tmp_path / "r.json"
@@ -57,6 +58,7 @@ def test_eval(folder: str, tmp_path: Path) -> None:
     assert "the target was split over 2 processes" in output.read_text()
 
 
+@pytest.mark.slow  # seven ways in each of two processes
 def test_bench(folder: str, tmp_path: Path) -> None:
     """transformers' own ways are run by all ranks together."""
     output = tmp_path / "r.json"

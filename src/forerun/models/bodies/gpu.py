@@ -54,7 +54,8 @@ GRAIN = 1024  # the table of angles grows by this many positions
 # were compared with their modules on CPUs, through the references and Triton's interpreter: kernels="on".
 TIMED = (
     "llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text", "opt", "starcoder2", "gpt_neox", "olmo2", "granite",
-    "phi3", "codegen", "cohere2", "qwen3_moe", "gpt_oss", "mixtral", "deepseek_v3",
+    "phi3", "codegen", "cohere2", "glm4", "stablelm", "falcon", "gptj", "smollm3", "qwen3_moe", "gpt_oss", "mixtral",
+    "deepseek_v3",
 )  # fmt: skip
 
 
