@@ -4,8 +4,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
-# One more than there are cores: some tests wait for servers, clocks and other processes.
-WORKERS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n < 7 ? n + 1 : 8)))
+# Two more than there are cores: some tests wait for servers, clocks and other processes.
+WORKERS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n < 7 ? n + 2 : 9)))
 GPU_WORKERS ?= $(shell n=$$(nproc 2>/dev/null || echo 8); echo $$((n < 14 ? n : 14)))
 TESTS := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/pytest -n $(WORKERS) --dist loadgroup
 SANITIZER := compute-sanitizer --error-exitcode 1 --kernel-name kns=_kernel --tool
@@ -61,7 +61,7 @@ types: $(VENV)/.dev
 
 # One thread a worker: workers with two threads each on two cores are slower than this. Tests that share models or
 # compiled code share a worker (tests/support/workers.py).
-test: lint  ## Lint, and a quick test of every promise: eight to ten minutes on two cores
+test: lint  ## Lint, and a quick test of every promise: seven to eight minutes on two cores
 	$(TESTS) -m "not slow"
 
 test-slow: $(VENV)/.dev  ## What make test leaves out, forty minutes: more rules, families, drafters, larger samples

@@ -340,7 +340,8 @@ def _from_experts(inner: Tensor, spec: Experts, layer: Layer) -> Tensor:
 def _library(module: Any, rows: int) -> Any:
     """transformers' experts for passes of many rows; None where they ask the host who was chosen, which no CUDA graph
     can record: in prompts longer than any recorded pass that costs less than to read all experts time and again."""
-    asks = getattr(module.config, "_experts_implementation", None) in (None, "eager")
+    config = getattr(module, "config", None)  # modules that know a loop alone keep none (LongCat-Flash)
+    asks = getattr(config, "_experts_implementation", None) in (None, "eager")
     return None if asks and rows <= MOST_RECORDED else module
 
 
