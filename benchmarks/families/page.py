@@ -34,8 +34,8 @@ def _shown(record: Record, name: str) -> list[str]:
         lines += [f"![The same as bars]({picture.name})", ""]
     for table in record.tables:
         lines += [f"{table.title}:", "", _row(table.headings), "|---" * len(table.headings) + "|"]
-        lines += [_row(row) for row in table.rows]
-    return [*lines, ""]
+        lines += [*map(_row, table.rows), ""]
+    return lines
 
 
 def _row(cells: tuple[str, ...]) -> str:

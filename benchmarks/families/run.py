@@ -87,7 +87,7 @@ def run(asked: Settings, device: torch.device, output: Path, reporter: Reporter,
     settings: dict[str, Any] = {"repeats": asked.repeats}
     if not (on_gpu or asked.compile_only or asked.prompts or asked.first_calls):
         settings["keeps_bfloat16"] = _keeps_halves()
-    steps, notes, known = _kept(output, asked) if asked.adds and output.exists() else ([], {}, None)
+    steps, notes, known = _kept(output) if asked.adds and output.exists() else ([], {}, None)
     if known is not None and (bandwidth is None or not on_gpu):
         bandwidth = max(bandwidth or known, known)
 
@@ -102,8 +102,10 @@ def run(asked: Settings, device: torch.device, output: Path, reporter: Reporter,
         return how(family, model, asked, reason is None, partial(notes.__setitem__, family))
 
     def measure(family: str) -> None:
+        notes.pop(family, None)
         try:
-            steps.extend(measured(family))
+            new = measured(family)
+            steps[:] = [step for step in steps if step.family != family or not is_anew(step, asked, on_gpu)] + new
         except Exception as error:
             notes[family] = f"{type(error).__name__}: {error}"[:400]
         gc.collect()
@@ -143,24 +145,21 @@ def missing(listed: Iterable[str], output: Path | None, prompts: Sequence[int] =
     return [family for family in listed if any((family, asked) not in there for asked in prompts or (1,))]
 
 
-def _kept(output: Path, asked: Settings) -> tuple[list[Step], dict[str, str], float | None]:
-    """Of the record that is there: what is not measured anew, and how fast memory was read."""
+def _kept(output: Path) -> tuple[list[Step], dict[str, str], float | None]:
+    """Of the record that is there: its steps and notes, and how fast memory was read."""
     old = load(output, KIND)
+    return [Step(**row) for row in old.rows], dict(old.details["notes"]), old.details["bandwidth"]
 
-    def is_anew(step: Step) -> bool:
-        if step.method in (PROMPT, THEIR_PROMPT):
-            is_asked = step.positions in asked.prompts
-        elif step.method in (FIRST_CALL, FIRST_CALL_AGAIN):
-            is_asked = asked.first_calls
-        else:
-            is_asked = not (asked.prompts or asked.first_calls)
-        return step.family in asked.families and is_asked
 
-    return (
-        [step for step in (Step(**row) for row in old.rows) if not is_anew(step)],
-        {family: note for family, note in old.details["notes"].items() if family not in asked.families},
-        old.details["bandwidth"],
-    )
+def is_anew(step: Step, asked: Settings, on_gpu: bool) -> bool:
+    """Whether a family's measurement replaces this step of an older one. An interrupted one replaces nothing."""
+    if step.method in (PROMPT, THEIR_PROMPT):
+        return step.positions in asked.prompts
+    if step.method in (FIRST_CALL, FIRST_CALL_AGAIN):
+        return asked.first_calls
+    if asked.prompts or asked.first_calls:
+        return False
+    return not on_gpu or step.method in (PASS, FUSED, *asked.methods)
 
 
 def bytes_read(model: PreTrainedModel, step: Callable[[], object]) -> int:

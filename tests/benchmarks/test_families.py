@@ -26,6 +26,7 @@ from benchmarks.families.report import (
 from benchmarks.families.results import (
     DECODE,
     FIRST_CALL,
+    FIRST_CALL_AGAIN,
     FUSED,
     GENERATE,
     PASS,
@@ -155,15 +156,49 @@ def test_remarks_on_the_page_end_with_one_full_stop(tmp_path: Path, monkeypatch:
     assert line.endswith(".") and ".." not in line and ".;" not in line
 
 
-def test_a_record_is_added_to(tmp_path: Path) -> None:
+def test_tables_on_the_page_are_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = Step("a", FIRST_CALL, 1, 1, 4.0), Step("a", FIRST_CALL_AGAIN, 1, 1, 1.0), Step("a", PASS, 1, 1, 0.5, 900)
+    record = make_record(results(steps), True)
+    assert len(record.tables) > 1
+    record.save(tmp_path / "families-x.json")
+    monkeypatch.setattr(page, "RECORDS", tmp_path)
+    lines = page.section()
+    titles = [place for place, line in enumerate(lines) if line.endswith(":")]
+    assert len(titles) == len(record.tables) and all(not lines[place - 1] for place in titles)
+
+
+def test_a_record_is_added_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is measured replaces what is there of it; what fails, or is never reached, leaves the old."""
     path = tmp_path / "families.json"
-    make_record(results((Step("a", PASS, 1, 1, 2.0, 1000), Step("b", PASS, 1, 1, 3.0, 900))), True).save(path)
-    steps, notes, bandwidth = run._kept(path, run.Settings(("b",), adds=True))
-    assert [step.family for step in steps] == ["a"] and not notes and bandwidth == 1000.0
-    old = Step("a", FUSED, 1, 1, 2.0, 1000), Step("a", PROMPT, 1, 100, 1.0), Step("a", THEIR_PROMPT, 1, 500, 1.0)
-    make_record(results(old), True).save(path)
-    assert run._kept(path, run.Settings(("a",), prompts=(500,), adds=True))[0] == list(old[:2])
-    assert run._kept(path, run.Settings(("a",), adds=True))[0] == list(old[1:])
+    old = [Step(family, PASS, 1, 1, 2.0, 1000) for family in "abc"] + [Step("a", PROMPT, 1, 100, 1.0)]
+    make_record(results(tuple(old)), True).save(path)
+    new = Step("a", PASS, 1, 1, 1.0, 1000)
+
+    def on_cpu(family: str, *_: object) -> list[Step]:
+        if family == "b":
+            raise ValueError("no memory")
+        if family == "c":
+            raise KeyboardInterrupt
+        return [new]
+
+    monkeypatch.setattr(run, "build", lambda *_: torch.nn.Linear(1, 1))
+    monkeypatch.setattr(run, "_why_not", lambda _: None)
+    monkeypatch.setattr(run, "_bandwidth", lambda _: 900.0)
+    monkeypatch.setattr(run, "_on_cpu", on_cpu)
+    record = run.run(run.Settings(tuple("abc"), adds=True), torch.device("cpu"), path, Silent(), ["x"])
+    found = results_of(record)
+    assert sorted(found.steps, key=str) == sorted([new, *old[1:]], key=str) and not record.complete
+    assert found.notes == {"b": "ValueError: no memory"} and found.bandwidth == 1000.0
+
+
+def test_what_a_measurement_replaces() -> None:
+    steps, prompts = run.Settings(("a",), methods=()), run.Settings(("a",), prompts=(500,))
+    assert run.is_anew(Step("a", FUSED, 1, 1, 2.0), steps, True) and not run.is_anew(
+        Step("a", TRANSFORMERS, 1, 1, 2.0), steps, True
+    )
+    assert run.is_anew(Step("a", TRANSFORMERS, 1, 1, 2.0), steps, False)
+    assert [run.is_anew(Step("a", PROMPT, 1, size, 1.0), prompts, True) for size in (100, 500)] == [False, True]
+    assert not run.is_anew(Step("a", FUSED, 1, 1, 2.0), prompts, True)
 
 
 def test_first_calls_are_told_and_added(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,7 +210,7 @@ def test_first_calls_are_told_and_added(tmp_path: Path, monkeypatch: pytest.Monk
     found = results_of(record)
     assert found.steps[0] == old and found.bandwidth == 1000.0 and len(found.steps) == 3
     assert ("a", "4.00", "1.25") in record.tables[0].rows
-    assert run._kept(path, run.Settings(("a",), adds=True))[0] == list(found.steps)  # steps of a pass leave them there
+    assert run._kept(path)[0] == list(found.steps)
 
 
 @pytest.mark.slow
