@@ -551,14 +551,15 @@ def adjust_rows(
     first: int = 0,
     ids: Tensor | None = None,
     use: Kernels | None = None,
+    seen: Tensor | None = None,
 ) -> Tensor:
     """Bias, penalties and bans of rows that the device knows; see `forerun.math.row_options.adjust_rows`."""
     if _on_gpu(logits, use):
         from forerun.kernels import penalties as kernel
 
         if kernel.why_not(logits) is None:
-            return kernel.adjust_rows(logits, options, position, drafted, first, ids)
-    return row_options_reference.adjust_rows(logits, options, position, drafted, first, ids)
+            return kernel.adjust_rows(logits, options, position, drafted, first, ids, seen)
+    return row_options_reference.adjust_rows(logits, options, position, drafted, first, ids, seen)
 
 
 def _on_gpu(tensor: Tensor, use: Kernels | None) -> bool:

@@ -11,11 +11,12 @@ import torch
 from transformers import PreTrainedModel
 
 from engine.graphs import GREEDY, MIXED, VOCAB, law, requests, samples_of, texts
+from engine.options import OPTIONS
 from exactness.sampling import counted, verdict
 from forerun.drafters import Chain, DraftModel, EarlyExit, FeatureHead, ParallelHeads, PromptLookup, Tree
 from forerun.drafters.base import Drafter
 from forerun.drafters.features import Features
-from forerun.engine import Engine
+from forerun.engine import Engine, Request
 from forerun.models.scorer import Scorer
 from forerun.policy import Constant
 from support.heads import head_of
@@ -67,6 +68,21 @@ def test_same_tokens_as_step_by_step(drafter: str, number: int) -> None:
     assert texts(made, requests(number, *MIXED)) == want
     assert made.runner is not None and made.runner.recorder.num_recordings >= 3
     assert texts(made, requests(number, *MIXED)) == want, "a replayed graph"
+
+
+def with_options() -> list[Request]:
+    """One row of each kind, and one without an option."""
+    asked = requests(len(OPTIONS) + 1, *MIXED)
+    return [*map(lambda change, request: change(request), OPTIONS.values(), asked), asked[-1]]
+
+
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_options_of_rows_inside_graphs(drafter: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    want = texts(engine(False, drafter), with_options())
+    made = engine(True, drafter)
+    monkeypatch.setattr("forerun.engine.engine.run_on_host", lambda *_, **__: pytest.fail("a round went step by step"))
+    assert texts(made, with_options()) == want
+    assert texts(made, with_options()) == want, "a replayed graph"
 
 
 @pytest.mark.parametrize("family", ("llama", "qwen3", "gpt2"))

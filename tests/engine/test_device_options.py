@@ -94,6 +94,59 @@ def test_any_options_in_any_batch(seed: int, whole_rounds: Callable[[], None]) -
     compare(results(engine(True, **settings), asked), want)
 
 
+TREES = ("tree", "top tree", "small tree", "tree of exit", "tree of feature", "tree of parallel", "tree of fewer ids")
+
+
+def for_heads(asked: Sequence[Request]) -> list[Request]:
+    """With prompts of two tokens or more: a feature of the token before the last one is what heads begin with."""
+    return [replace(request, prompt=(3, *request.prompt)) for request in asked]
+
+
+def along_trees() -> list[Request]:
+    """Rows of all kinds in one batch, one of them without an option."""
+    each = ("repetition", "frequency"), ("bans",), (), ("bias", "min_new_tokens", "alternatives"), ("presence",)
+    asked = for_heads(requests(5, (SAMPLED, GREEDY, CUT, SAMPLED, GREEDY), new=14))
+    for place, names in enumerate(each):
+        for name in names:
+            asked[place] = OPTIONS[name](asked[place])
+    return asked
+
+
+@pytest.mark.quick("tree", "tree of fewer ids")
+@pytest.mark.parametrize("drafter", TREES)
+def test_every_node_of_a_tree_follows_its_own_path(drafter: str, whole_rounds: Callable[[], None]) -> None:
+    want = results(engine(False, drafter=drafter), along_trees())
+    assert sum(bool(row.stats.num_accepted_tokens) for row in want) > 1
+    whole_rounds()
+    compare(results(engine(True, drafter=drafter), along_trees()), want)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(20))
+def test_any_options_along_any_tree(seed: int, whole_rounds: Callable[[], None]) -> None:
+    settings, asked = drawn(seed)
+    settings |= {"rule": Rule.TOKEN, "drafter": TREES[seed % len(TREES)]}
+    asked = for_heads(asked)
+    want = results(engine(False, **settings), asked)
+    whole_rounds()
+    compare(results(engine(True, **settings), asked), want)
+
+
+@pytest.mark.quick("to its path")
+@pytest.mark.parametrize("blind", ["to its path", "to branches"])
+def test_control_a_node_that_is_blind(blind: str, monkeypatch: MonkeyPatch) -> None:
+    want = results(engine(False, drafter="tree"), along_trees())
+    right = ops.adjust_rows
+
+    def wrong(*given: Any, seen: torch.Tensor | None = None, **more: Any) -> torch.Tensor:
+        marks = None if seen is None else torch.full_like(seen, blind == "to branches")
+        return right(*given, seen=marks, **more)
+
+    monkeypatch.setattr(ops, "adjust_rows", wrong)
+    with pytest.raises(AssertionError):
+        compare(results(engine(True, drafter="tree"), along_trees()), want)
+
+
 @pytest.mark.quick("counts")
 @pytest.mark.parametrize("what", ["counts", "bias", "bans", "repetition", "min_new_tokens"])
 def test_control_an_option_that_is_dropped_is_noticed(what: str, monkeypatch: MonkeyPatch) -> None:
@@ -158,16 +211,17 @@ def test_why_a_row_failed_is_told_as_on_the_host() -> None:
 
 
 @pytest.mark.slow
-def test_through_the_kernels(monkeypatch: MonkeyPatch) -> None:
+@pytest.mark.parametrize("drafter", ["model", "tree", "top tree"])
+def test_through_the_kernels(drafter: str, monkeypatch: MonkeyPatch) -> None:
     """Interpreted; every option in one batch of two rows."""
     pytest.importorskip("support.triton_cpu")
     first, second = (replace(request, prompt=(3, *request.prompt), max_new_tokens=6) for request in requests(2))
     for name in ("repetition", "presence", "frequency", "bias", "alternatives"):
         first = OPTIONS[name](first)
     asked = [first, OPTIONS["bans"](replace(second, stop_ids=frozenset({1, 7}), min_new_tokens=4))]
-    want = results(engine(False, policy=2), asked)
+    want = results(engine(False, drafter=drafter, policy=2), asked)
     monkeypatch.setattr(ops, "_on_gpu", lambda tensor, use: True)
-    compare(results(engine(True, policy=2), asked), want)
+    compare(results(engine(True, drafter=drafter, policy=2), asked), want)
 
 
 @pytest.mark.slow

@@ -13,6 +13,7 @@ from forerun.kernels import penalties as kernel
 from forerun.math import penalties as reference
 from forerun.math import row_options
 from forerun.math.row_options import NEVER, NOT_EARLY, NOT_FIRST, RowOptions
+from forerun.math.tree import ancestors, lineage
 from support.triton_cpu import DEVICE, INTERPRETED  # before any kernel
 
 pytestmark = [] if INTERPRETED else [pytest.mark.gpu]
@@ -134,3 +135,34 @@ def test_bans_of_all_kinds_and_a_reduced_vocabulary() -> None:
     part = logits[:, ids].contiguous()
     for adjust_rows in (kernel.adjust_rows, row_options.adjust_rows):
         torch.testing.assert_close(adjust_rows(part, options, position, drafted, ids=ids), want[:, ids])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_nodes_of_trees_are_adjusted_along_their_own_paths(dtype: torch.dtype) -> None:
+    """Reference and kernel against `math.penalties.adjust`, node by node; tokens of other branches do not count."""
+    vocab, trees = 1100, [[-1, -1, 0, 0, 2], [-1, 0, 1, 2, 3], [-1, -1, -1, 1, 2]]
+    nodes, generator = len(trees[0]), torch.Generator().manual_seed(4)
+    drafted = torch.tensor([[40, 3, 40, 5, 9, 9], [3, 3, 9, 3, 1, 1], [1, 2, 3, 2, 2, 1]], device=DEVICE)
+    seen = ancestors(torch.tensor(trees), torch.full((3,), nodes), 5)[:, :, 1:]
+    number = 3 * (nodes + 1)
+    logits = torch.randn(number, vocab, generator=generator).to(DEVICE, dtype)
+    position = torch.tensor([len(output) for _, output, _ in ROWS], device=DEVICE)
+    options = options_of(ROWS, vocab)
+    options.bans[:, 6] = NOT_EARLY
+    options.min_new_tokens.copy_(position + 2)
+    want = []
+    for (prompt, output, params), part, tokens, parents in zip(
+        ROWS, logits.split(nodes + 1), drafted.tolist(), trees, strict=True
+    ):
+        for node, row in enumerate(part, -1):
+            path = [tokens[place] for place in lineage(parents, node)]
+            early = {"forbid": [6], "min_new_tokens": len(output) + 2}
+            want.append(reference.adjust(row[None], prompt, [*output, *path], [], params, **early))
+    given = (logits, options, position, drafted)
+    assert torch.equal(row_options.adjust_rows(*given, seen=seen.to(DEVICE)), torch.cat(want)) or not INTERPRETED
+    torch.testing.assert_close(kernel.adjust_rows(*given, seen=seen.to(DEVICE)), torch.cat(want), **CLOSE)
+    ids, last = torch.arange(0, vocab, 3, device=DEVICE), seen[:, -2:].to(DEVICE)
+    behind = logits.unflatten(0, (3, -1))[:, -2:].flatten(0, 1)
+    of_ids = torch.cat(want).unflatten(0, (3, -1))[:, -2:].flatten(0, 1)[:, ids]
+    part = kernel.adjust_rows(behind[:, ids].contiguous(), options, position, drafted, ids=ids, seen=last)
+    torch.testing.assert_close(part, of_ids, **CLOSE)

@@ -21,8 +21,9 @@ from forerun.models.scorer import Scorer
 from forerun.types import LawParams, Siblings
 
 NOWHERE = 1 << 30  # comes after every candidate
-Keep = Callable[[int, Tensor], Tensor]
-"""(first row, logits [N, Vd]) -> the same as they are drawn from, kept where drawing leaves a law to tell."""
+Keep = Callable[[int, Tensor, Level | None], Tensor]
+"""(first row, logits [N, Vd], the level that they lie behind or None for the root) -> the same as they are drawn from,
+kept where drawing leaves a law to tell."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +119,7 @@ class _Growth:
     def add_children(self, logits: Tensor) -> None:
         """W children of each node that bears, from the logits [R * P, V] behind them."""
         drawing, width, bearers = self.drawing, self.width, self.bearing.shape[1]
-        logits = drawing.keep(self.num_laws, logits)
+        logits = drawing.keep(self.num_laws, logits, self.level if self.num_laws else None)
         owner = torch.arange(len(logits), device=self.device) // bearers
         law = torch.softmax(plain_or_warped(logits, drawing.params.select(owner)), dim=-1)
         shares, places = law.topk(width, dim=-1)

@@ -24,7 +24,8 @@ from forerun.math.transfer import to_device
 BLOCK = 256  # ids a program
 ALIGNED = 4  # numbers that 16 bytes hold: kernels are compiled anew for addresses that are no multiple of them
 ROWS_BLOCK = 1024  # the same where all ids are looked at
-COLUMNS = ("repetition", "presence", "frequency", "min_new_tokens", "position", "drafted")  # a number a row each
+# A number a row each, and what lies anywhere inside of a block.
+COLUMNS = ("repetition", "presence", "frequency", "min_new_tokens", "position", "drafted", "seen")
 BANNED = tl.constexpr(NEVER)
 BANNED_FIRST = tl.constexpr(NOT_FIRST)
 BANNED_EARLY = tl.constexpr(NOT_EARLY)
@@ -116,21 +117,23 @@ def adjust_rows(
     drafted: Tensor,
     first: int = 0,
     ids: Tensor | None = None,
+    seen: Tensor | None = None,
 ) -> Tensor:
     """`math.row_options.adjust_rows`; a new float32 tensor."""
     number, width = logits.shape
+    marks = drafted if seen is None else seen.contiguous()
     adjusted = torch.empty(number, width, dtype=torch.float32, device=logits.device)
     adjust_rows_kernel[(number, triton.cdiv(width, ROWS_BLOCK))](
         logits, logits.stride(0), adjusted, options.counts, options.bias, options.bans,
         options.repetition, options.presence, options.frequency, options.min_new_tokens,
-        position, drafted, drafted.stride(0), position if ids is None else ids,
-        width, options.counts.shape[1], number // len(position), first,
-        REDUCED=ids is not None, SIZE=ROWS_BLOCK,
+        position, drafted, drafted.stride(0), marks, position if ids is None else ids,
+        width, options.counts.shape[1], number // len(position), first, marks.shape[-1],
+        BRANCHED=seen is not None, REDUCED=ids is not None, SIZE=ROWS_BLOCK,
     )  # fmt: skip
     return adjusted
 
 
-@triton.jit(do_not_specialize=("num_positions", "first"), do_not_specialize_on_alignment=COLUMNS)
+@triton.jit(do_not_specialize=("num_positions", "first", "num_marks"), do_not_specialize_on_alignment=COLUMNS)
 def adjust_rows_kernel(
     logits, logits_stride,  # [R * n, width]
     adjusted,  # [R * n, width] float32, out
@@ -140,13 +143,15 @@ def adjust_rows_kernel(
     repetition, presence, frequency,  # [R] float64
     min_new_tokens, position,  # [R] int64
     drafted, drafted_stride,  # [R, ..] int64
+    seen,  # [R * n, num_marks] bool, where BRANCHED: which of the drafted tokens a position has seen
     ids,  # [width] int64, where REDUCED
-    width, vocab, num_positions, first,
-    REDUCED: tl.constexpr, SIZE: tl.constexpr,
+    width, vocab, num_positions, first, num_marks,
+    BRANCHED: tl.constexpr, REDUCED: tl.constexpr, SIZE: tl.constexpr,
 ):  # fmt: skip
     """One program a position and SIZE ids."""
     n = tl.program_id(0).to(tl.int64)
-    row, i = n // num_positions, n % num_positions + first
+    row = n // num_positions
+    at = tl.load(position + row)
     column = tl.program_id(1) * SIZE + tl.arange(0, SIZE)
     there = column < width
     x = tl.load(logits + n * logits_stride + column, mask=there, other=0.0).to(tl.float32)
@@ -155,14 +160,21 @@ def adjust_rows_kernel(
         token = tl.load(ids + column, mask=there, other=0)
     place = row * vocab + token
     count = tl.load(counts + place, mask=there, other=0)
-    for j in range(i):
-        count += 2 * (tl.load(drafted + row * drafted_stride + j) == token).to(tl.int32)
+    if BRANCHED:
+        for j in range(num_marks):
+            is_seen = tl.load(seen + n * num_marks + j).to(tl.int32)
+            count += 2 * is_seen * (tl.load(drafted + row * drafted_stride + j) == token).to(tl.int32)
+            at += is_seen
+    else:
+        i = n % num_positions + first
+        for j in range(i):
+            count += 2 * (tl.load(drafted + row * drafted_stride + j) == token).to(tl.int32)
+        at += i
     x += tl.load(bias + place, mask=there, other=0.0)
     x = penalised(
         x, count, count >> 1, tl.load(repetition + row).to(tl.float32), tl.load(presence + row).to(tl.float32),
         tl.load(frequency + row).to(tl.float32),
     )  # fmt: skip
-    at = tl.load(position + row) + i
     bits = BANNED + tl.where(at == 0, BANNED_FIRST, 0) + tl.where(at < tl.load(min_new_tokens + row), BANNED_EARLY, 0)
     banned = tl.load(bans + place, mask=there, other=0).to(tl.int32) & bits
     tl.store(adjusted + n * width + column, tl.where(banned != 0, float("-inf"), x), mask=there)

@@ -42,19 +42,22 @@ def adjust_rows(
     drafted: Tensor,  # [R, first + n - 1] int64 or wider
     first: int = 0,
     ids: Tensor | None = None,
+    seen: Tensor | None = None,  # [R, n, M] bool
 ) -> Tensor:
     """A new tensor of logits for n consecutive positions of every row, in float32 (float64 stays what it is).
 
-    Position i has seen the row's history and the first `first + i` of its drafted tokens. With `ids` ([Vd] ascending)
-    the logits are of those tokens only.
+    Position i has seen the row's history and the first `first + i` of its drafted tokens; in a tree those of the first
+    M that it has `seen`. With `ids` ([Vd] ascending) the logits are of those tokens only.
     """
     rows = len(position)
     adjusted = working(logits).view(rows, -1, logits.shape[-1])
     num_positions = adjusted.shape[1]
     counts = options.counts.unsqueeze(1).repeat(1, num_positions, 1)
-    for i in range(num_positions):
-        seen = drafted[:, : first + i]
-        counts[:, i].scatter_add_(1, seen, torch.full_like(seen, 2, dtype=torch.int32))
+    if seen is None:
+        column = torch.arange(first + num_positions - 1, device=position.device)
+        seen = (column < first + torch.arange(num_positions, device=position.device).unsqueeze(-1)).expand(rows, -1, -1)
+    tokens = drafted[:, : seen.shape[2]].unsqueeze(1).expand_as(seen)
+    counts.scatter_add_(2, tokens, 2 * seen.to(counts.dtype))
     bias, bans = options.bias.unsqueeze(1), options.bans.unsqueeze(1)
     if ids is not None:
         counts, bias, bans = counts[..., ids], bias[..., ids], bans[..., ids]
@@ -66,7 +69,7 @@ def adjust_rows(
     adjusted = torch.where(counts > 0, penalised, adjusted)
     emitted = (counts // 2).to(adjusted.dtype)
     adjusted = adjusted - (presence * emitted.clamp(max=1) + frequency * emitted)
-    place = position.view(-1, 1) + first + torch.arange(num_positions, device=position.device)
+    place = position.view(-1, 1) + seen.sum(-1)
     bits = NEVER + NOT_FIRST * (place == 0) + NOT_EARLY * (place < options.min_new_tokens.view(-1, 1))
     adjusted = adjusted.masked_fill((bans & bits.to(bans.dtype).unsqueeze(-1)) != 0, -torch.inf)
     return adjusted.flatten(0, 1)

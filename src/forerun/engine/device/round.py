@@ -107,8 +107,7 @@ class DeviceRound:
             scored, wanted = logits.view(table.size, shape.scored, -1)[:, : number + 1], table.alternatives or 0
             table.logprobs[:, : number + 1] = emitted_logprobs(scored, table.row_state.block, verdict, wanted)
         self._tell_drafter(verdict, self.hidden.rows[: table.size * shape.scored])
-        counts = table.options.counts if table.has_options else None
-        ops.advance(table.row_state, lengths, verdict, self.vocab_size, counts, self.use)
+        ops.advance(table.row_state, lengths, verdict, self.vocab_size, table.counts, self.use)
 
     def _tell_drafter(self, verdict: Verdict, hidden: Tensor) -> None:
         """Whatever a drafter reads of a round, before rows move on; `hidden` [R * T, H] where it hears that."""

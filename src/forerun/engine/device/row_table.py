@@ -26,6 +26,7 @@ NUMBERS = (
     "min_new_tokens", "top_k",
 )  # fmt: skip
 SETTINGS = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
+NOTES = 2  # of a tree, for the host: how deep it is, and whether nothing was drafted behind what was kept
 FLAGS = ("any_greedy", "all_greedy", "any_scaled", "any_top_k", "any_top_p", "any_min_p")
 # Numbers of eight bytes after which an address is a multiple of sixteen: kernels have a variant for those that are not.
 EVEN = 2
@@ -52,12 +53,14 @@ class RowTable:
         # What the host found: draft lengths, whether it is a copy, its tokens. `take_copies` moves them into the block.
         self.sent_copies = torch.zeros(size, 1 + width, dtype=torch.int64, device=device)
         block = torch.zeros(size, 1 + width, **zeros)  # type: ignore[call-overload]
-        result = torch.zeros(size, HEAD + width - 1, **zeros)  # type: ignore[call-overload]
+        # All that the host reads of a round: what `advance` writes down, and what a tree leaves behind it.
+        self.result = torch.zeros(size, HEAD + width - 1 + NOTES, **zeros)  # type: ignore[call-overload]
+        self.notes = self.result[:, -NOTES:]
         column = dict(zip(NUMBERS, self.values, strict=False))
         self.slots, self.draft_slots, self.budget = column["slots"], column["draft_slots"], column["budget"]
         self.keys = Keys(column["seed"], column["request_id"], column["round"], column["position"])
         self.row_state = DeviceRowState(
-            column["past"], column["round"], column["position"], column["active"], block, result
+            column["past"], column["round"], column["position"], column["active"], block, self.result[:, :-NOTES]
         )
         self._last_two = column["previous"], column["last"]
         settings = self.values[len(NUMBERS) :].view(torch.float64)
@@ -97,6 +100,11 @@ class RowTable:
         if self._options is None:
             self._options = make_options(self.size, self.vocab_size, self.device, **self._option_columns)
         return self._options
+
+    @property
+    def counts(self) -> Tensor | None:
+        """[R, V] what each row has met, see `RowOptions`; None where nobody asks."""
+        return self.options.counts if self.has_options else None
 
     @property
     def logprobs(self) -> Tensor | None:

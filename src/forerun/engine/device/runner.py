@@ -33,7 +33,6 @@ from forerun.engine.device.ngram_round import NgramRound
 from forerun.engine.device.prompt_passes import PromptPasses
 from forerun.engine.device.recorder import Marks, Recorder, Recordings, Scratch
 from forerun.engine.device.round import DeviceRound
-from forerun.engine.device.row_options import wants_options
 from forerun.engine.device.row_table import RowSlots, RowTable, covering
 from forerun.engine.device.shapes import (
     PENDING_KEYS,
@@ -45,7 +44,7 @@ from forerun.engine.device.shapes import (
     round_up_draft,
     table_width,
 )
-from forerun.engine.device.tree_round import NOTES, TreeRound
+from forerun.engine.device.tree_round import TreeRound
 from forerun.engine.host_draft import HostDraft
 from forerun.engine.memory import is_out_of_memory
 from forerun.engine.row import Progress, Row, TokenLogprob
@@ -70,13 +69,13 @@ MARGIN = 64  # tokens before the end of a draft model's context, from where on r
 class ReadBuffer:
     """Where the result of one pending round arrives on the host."""
 
-    result: Tensor  # [R, HEAD + W - 1] int64 on the host
+    result: Tensor  # `RowTable.result` on the host
     marks: Marks  # before drafting, after drafting, scoring, verifying
     logprobs: dict[int, Tensor] = field(default_factory=dict)  # as `RowTable.logprobs`, by how many alternatives
 
     def fetch(self, table: RowTable) -> None:
         """Start copying what the host reads of a round; last of all, so that its mark is the round's end."""
-        self.result.copy_(table.row_state.result, non_blocking=True)
+        self.result.copy_(table.result, non_blocking=True)
         if table.logprobs is not None and table.alternatives is not None:
             if table.alternatives not in self.logprobs:
                 self.logprobs[table.alternatives] = _on_host(table.logprobs)
@@ -172,8 +171,6 @@ class Runner:
             return False
         if self.drafter is None:
             return True
-        if self._grows_trees and wants_options(row):  # which follow each node's own path
-            return False
         return self.drafter.room(len(row.history) + self._pending_keys) >= MARGIN
 
     @property
@@ -185,8 +182,8 @@ class Runner:
         return number if self.drafter is None else self.drafter.num_tokens(number)
 
     def _num_places(self, number: int) -> int:
-        """Places of a row's block that such a draft takes, what it notes for the host included."""
-        return self.drafter.nodes + NOTES if isinstance(self.drafter, DeviceTree) else number
+        """Places of a row's block that such a draft takes."""
+        return max(number, self.drafter.nodes) if isinstance(self.drafter, DeviceTree) else number
 
     @property
     def _is_overheard(self) -> bool:
@@ -732,13 +729,13 @@ def _shape_of(what: RecordedPass) -> Shape:
 
 
 def _kept_of_trees(result: Tensor) -> list[Kept]:
-    """The device has moved what was kept to the front, and left the depth of each tree behind its nodes."""
+    """The device has moved what was kept to the front, and noted the depth of each tree."""
     numbers = result[:, [0, -2, -1]].tolist()
     return [Kept(tuple(range(count)), depth, bool(whole)) for count, depth, whole in numbers]
 
 
 def _read_buffer(table: RowTable, clock: Callable[[], float]) -> ReadBuffer:
-    return ReadBuffer(_on_host(table.row_state.result), Marks(table.device, clock, 4))
+    return ReadBuffer(_on_host(table.result), Marks(table.device, clock, 4))
 
 
 def _on_host(source: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from torch.nn.functional import pad
 
 from forerun import ops
 from forerun.drafters.autoregressive import fitted
-from forerun.drafters.device import Shape
+from forerun.drafters.device import Level, Shape
 from forerun.drafters.device_tree import DeviceTree, Drawing
 from forerun.engine.device.round import DeviceRound, reduced
 from forerun.math.advance import emitted_logprobs
@@ -22,8 +22,6 @@ from forerun.math.laws import LogitLaw, PointMass
 from forerun.math.tree import ancestors
 from forerun.models.static_pass import StaticRows
 from forerun.types import Draft, Law, Siblings, TreeShape
-
-NOTES = 2  # last places of a row's block: the depth of its tree, and whether nothing was drafted behind what was kept
 
 
 class TreeRound(DeviceRound):
@@ -45,9 +43,13 @@ class TreeRound(DeviceRound):
         if self._is_sampled:
             uniforms = ops.draft_uniforms(table.keys, self.grower.num_draws(shape.drafted), self.rule, self.use)
 
-        def keep(start: int, logits: Tensor) -> Tensor:
+        def keep(start: int, logits: Tensor, level: Level | None) -> Tensor:
             if self.ids is None:
                 logits = fitted(logits, self.vocab_size)
+            if level is None:
+                logits = self._adjusted(logits, ids=self.ids)
+            else:
+                logits = self._adjusted_along(logits, level.tokens, level.seen[:, -level.width :], self.ids)
             if uniforms is not None:
                 self.draft_logits.reserve(logits, total)
                 self.draft_logits.rows[start : start + len(logits)].copy_(logits)
@@ -78,11 +80,13 @@ class TreeRound(DeviceRound):
         tokens, parents, lengths = state.block[:, 2 : 2 + count], self._parents[:, :count], self._lengths
         draft = Draft(tokens, lengths, self._tree_law(tokens, shape), tree=self._tree(parents, shape))
         order, logits = self._order(table.size, shape.scored), self.logits.rows[: table.size * shape.scored]
-        law = LogitLaw(logits, order.place[:, : count + 1], table.params, order.first)
+        seen = self._seen(shape)
+        adjusted = self._adjusted_along(logits, tokens, seen[:, :, 1 : 1 + count])
+        law = LogitLaw(adjusted, order.place[:, : count + 1], table.params, order.first)
         verdict = ops.verify_tree(law, draft, table.keys, self.use)
         assert verdict.path is not None
         path = pad(verdict.path, (0, shape.drafted), value=-1)[:, : shape.drafted]  # [R, K]
-        self._note(path, parents, shape)
+        self._note(path, parents, seen)
         kept = tokens.gather(1, path.clamp(min=0))
         state.block[:, 2 : 2 + shape.drafted] = torch.where(path >= 0, kept, state.block[:, 2 : 2 + shape.drafted])
         scored = pad(path + 1, (1, 0))  # [R, K + 1] where each emitted token was scored; 0 past what was kept
@@ -94,7 +98,16 @@ class TreeRound(DeviceRound):
         self._move_keys(path, shape)
         hidden = self.hidden.rows[: table.size * shape.scored]
         self._tell_drafter(verdict, _along(hidden, scored) if self.grower.observer is not None else hidden)
-        ops.advance(state, lengths, verdict, self.vocab_size, None, self.use)
+        ops.advance(state, lengths, verdict, self.vocab_size, table.counts, self.use)
+
+    def _adjusted_along(self, logits: Tensor, tokens: Tensor, seen: Tensor, ids: Tensor | None = None) -> Tensor:
+        """What the rows' options make of logits [R * n, Vd] behind nodes that have `seen` [R, n, M] of the `tokens`."""
+        table = self.table
+        if not table.has_options:
+            return logits
+        return ops.adjust_rows(
+            logits, table.options, table.row_state.position, tokens, ids=ids, use=self.use, seen=seen
+        )
 
     @property
     def _is_sampled(self) -> bool:
@@ -118,15 +131,14 @@ class TreeRound(DeviceRound):
         law = LogitLaw(logits, self._laws[:, : tokens.shape[1]], self.table.params, owner)
         return law if self.ids is None else reduced(law, self.ids, self.vocab_size, self._places)
 
-    def _note(self, path: Tensor, parents: Tensor, shape: Shape) -> None:
+    def _note(self, path: Tensor, parents: Tensor, seen: Tensor) -> None:
         """Leave for the host how deep each tree is, and whether the last kept node has no children."""
         column = torch.arange(parents.shape[1], device=parents.device)
         is_there = column < self._lengths.unsqueeze(-1)
-        depths = self._seen(shape).sum(-1)[:, 1 : 1 + len(column)] - 1
+        depths = seen.sum(-1)[:, 1 : 1 + len(column)] - 1
         last = path.gather(1, ((path >= 0).sum(-1, keepdim=True) - 1).clamp(min=0))
-        block = self.table.row_state.block
-        block[:, -2] = (depths * is_there).amax(-1)
-        block[:, -1] = ~((parents == last) & is_there).any(-1)
+        self.table.notes[:, 0] = (depths * is_there).amax(-1)
+        self.table.notes[:, 1] = ~((parents == last) & is_there).any(-1)
 
     def _move_keys(self, path: Tensor, shape: Shape) -> None:
         """Keys of each path side by side behind the row's own; what was not kept stays, and is overwritten later."""
