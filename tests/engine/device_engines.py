@@ -101,9 +101,9 @@ def engine(
     chosen = Constant(policy) if isinstance(policy, int) else policy
     # Before recorded rounds prompts are encoded first; heads draft for a row once that has happened.
     made = Engine(target, guesser, chosen, rule=rule, keep_rows=keep_rows, ahead=ahead, join_tokens=0)
-    made.first_from_prompt = first_from_prompt and not target.observers
+    made.pair.first_from_prompt = first_from_prompt and not target.observers
     if on_device:
-        made.runner = runner_of(target, made.drafter, rule, made.clock)
+        made.pair.runner = runner_of(target, made.drafter, rule, made.clock)
         if first_from_prompt:
             made.runner.record_prompts(with_head=made.first_from_prompt)
     return made

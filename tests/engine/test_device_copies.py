@@ -223,7 +223,7 @@ def test_a_drafter_that_does_not_copy_after_all_is_verified_step_by_step() -> No
         model_engine = engine(False, drafter="lookup", policy=3)
         made = Engine(model_engine.target, BreaksItsWord(max_ngram=1), Constant(3))
         if on_device:
-            made.runner = runner_of(made.target, made.drafter, Rule.TOKEN, made.clock)
+            made.pair.runner = runner_of(made.target, made.drafter, Rule.TOKEN, made.clock)
         found.append(texts(made, requests(2)))
     assert found[0] == found[1]
 
@@ -243,7 +243,7 @@ def samples(rule: Rule, draws: bool = False) -> list[tuple[int, ...]]:
     target, copier = Scorer(model, use=Kernels.OFF), PromptLookup(max_ngram=1)
     drafter = Chain(copier, DraftModel(small)) if draws else copier
     made = Engine(target, drafter, Picky(), rule=rule)
-    made.runner = runner_of(target, made.drafter, rule, made.clock)
+    made.pair.runner = runner_of(target, made.drafter, rule, made.clock)
     seen = launched(made)
     found: list[tuple[int, ...]] = []
     for start in range(0, NUMBER, ROWS):

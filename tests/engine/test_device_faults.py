@@ -57,7 +57,7 @@ def test_broken_logits_end_their_row_alone() -> None:
     model.get_input_embeddings().weight[poisoned] = float("nan")
     target = Scorer(model, use=Kernels.OFF)
     made = Engine(target, None, Constant(0))
-    made.runner = runner_of(target, None, Rule.TOKEN, made.clock)
+    made.pair.runner = runner_of(target, None, Rule.TOKEN, made.clock)
     good, bad = requests(2)
     numbers = [made.add(good), made.add(replace(bad, prompt=(*bad.prompt, poisoned)))]
     errors = {result.request.request_id: result.error for result in finished(made)}
@@ -210,8 +210,8 @@ def test_no_recording_of_a_model_outlives_its_change(
         runner.recorder = runner.recordings.recorder = Holding(model)
         return runner
 
-    monkeypatch.setattr("forerun.engine.engine.runner_for", holding)
-    made.runner = holding(made.target, None, made.rule, made.clock)
+    monkeypatch.setattr("forerun.engine.pair.runner_for", holding)
+    made.pair.runner = holding(made.target, None, made.rule, made.clock)
     before = texts(made, requests(3, GREEDY))
     change(model)
     after = texts(Engine(Scorer(model, use=Kernels.OFF), None, Constant(0), compile=False), requests(3, GREEDY))

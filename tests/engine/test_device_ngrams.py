@@ -91,7 +91,7 @@ def samples(number: int, rule: Rule = Rule.TOKEN, copies: bool = False) -> list[
     target = Scorer(toy_pair(VOCAB)[0], use=Kernels.OFF)
     drafter = Chain(PromptLookup(max_ngram=2, min_ngram=2), table) if copies else table
     made = Engine(target, drafter, Constant(3), rule=rule)
-    made.runner = runner_of(target, made.drafter, rule, made.clock)
+    made.pair.runner = runner_of(target, made.drafter, rule, made.clock)
     rounds, found = flown(made), list[tuple[int, ...]]()
     for start in range(0, number, ROWS):
         for i in range(start, start + ROWS):
@@ -150,7 +150,7 @@ def test_control_copies_taken_for_drawn(monkeypatch: pytest.MonkeyPatch) -> None
 def test_which_drafters_are_recorded(drafter: Any, recorded: bool) -> None:
     target = Scorer(tiny_model("llama"), use=Kernels.OFF)
     made = Engine(target, drafter(), Constant(3))
-    made.runner = runner_of(target, made.drafter, Rule.TOKEN, made.clock)
+    made.pair.runner = runner_of(target, made.drafter, Rule.TOKEN, made.clock)
     assert made.runner.drafts is recorded
     assert (describe(made.runner, target, made.drafter, Rule.TOKEN) == "whole rounds") is recorded
 

@@ -51,7 +51,7 @@ def texts(family: str, drafter: str, on_device: bool, params: SamplingParams, ru
     }[drafter]()
     engine = Engine(target, guesser, Constant(3), rule=rule, compile=False)
     if on_device:
-        engine.runner = runner_of(target, engine.drafter, rule, engine.clock)
+        engine.pair.runner = runner_of(target, engine.drafter, rule, engine.clock)
     sources = [source_of(row) for row in rows_of(family)]
     found: Texts = {}
     for step in range(80):

@@ -38,7 +38,7 @@ def misfit(name: str, way: str, options: SamplingParams = PLAIN, definition: Def
     inner: Drafter = DraftModel(draft) if name == "model" else FeatureHead(head_of(target, noise=0.1))
     scorer = Scorer(target, use=Kernels.OFF)
     made = Engine(scorer, Tree(inner, nodes=5, width=2, siblings=way), Constant(DEPTH))
-    made.runner = runner_of(scorer, made.drafter, Rule.TOKEN, made.clock)
+    made.pair.runner = runner_of(scorer, made.drafter, Rule.TOKEN, made.clock)
     assert made.runner.whole_rounds
     prompt = PROMPT if definition is None else PROMPT[: definition.prompt]
     for i in range(COPIES):

@@ -44,7 +44,7 @@ def made(drafter: str, rule: Rule, on_device: bool) -> Engine:
     scorer = Scorer(target, cache=cache, use=Kernels.OFF)
     engine = Engine(scorer, chosen[drafter], Constant(1), rule=rule, join_tokens=0, ahead=False)
     if on_device:
-        engine.runner = runner_of(scorer, engine.drafter, rule, engine.clock)
+        engine.pair.runner = runner_of(scorer, engine.drafter, rule, engine.clock)
     return engine
 
 

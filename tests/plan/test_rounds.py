@@ -52,9 +52,9 @@ def test_rounds_behind_first_tokens_that_come_from_prompts(is_recorded: bool) ->
     """As on a GPU: no policy hears of them. They are nobody's rounds, and count as tokens."""
     runner = drafting()
     engine = runner.engine
-    engine.first_from_prompt = True
+    engine.pair.first_from_prompt = True
     if is_recorded:
-        engine.runner = runner_of(engine.target, engine.drafter, engine.rule, engine.clock)
+        engine.pair.runner = runner_of(engine.target, engine.drafter, engine.rule, engine.clock)
     for _ in range(2):
         (batch,) = prompt_batches(PROMPTS[1:], 3, 20, 5, 0.0, seed=0)
         found = list(full_rounds(runner, batch, lambda: 4))
@@ -65,9 +65,9 @@ def test_first_tokens_of_rows_that_waited_for_room_are_no_rounds() -> None:
     """No policy hears of them, and the round before them does not count twice."""
     runner = drafting()
     engine = runner.engine
-    engine.first_from_prompt = True
+    engine.pair.first_from_prompt = True
     engine.target.cache._num_tokens = 70  # keys of two rows, of which each has up to 12 + 25
-    engine.runner = runner_of(engine.target, engine.drafter, engine.rule, engine.clock)
+    engine.pair.runner = runner_of(engine.target, engine.drafter, engine.rule, engine.clock)
     told: list[RoundOutcome] = []
     observe = runner.policy.observe
     runner.policy.observe = lambda outcome: (told.append(outcome), observe(outcome))[1]  # type: ignore[method-assign]
@@ -199,7 +199,7 @@ def test_texts_too_short_to_time_anything_in_are_an_error() -> None:
 def test_the_shortest_text_that_settings_allow_has_a_round(first_from_prompt: bool) -> None:
     """Even where the draft is the target itself, so that the rounds before keep all of theirs."""
     runner = EngineRunner("draft", tiny_model("llama"), DraftModel(tiny_model("llama")))
-    runner.engine.first_from_prompt = first_from_prompt
+    runner.engine.pair.first_from_prompt = first_from_prompt
     batches = prompt_batches(PROMPTS, 1, SHORTEST, 2, 0.0, seed=0)
     assert all(list(full_rounds(runner, batch, lambda: 1)) for batch in batches)
     shorter = replace(batches[1], new_tokens=SHORTEST - 1)

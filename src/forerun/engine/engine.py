@@ -15,17 +15,17 @@ from typing import Any
 from weakref import ReferenceType
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from forerun.arguments import integer
-from forerun.cache.base import CacheFull, KeyValueCache, common_length
-from forerun.drafters.base import Drafter, as_drafter
+from forerun.cache.base import CacheFull, common_length
+from forerun.drafters.base import Drafter
 from forerun.engine.adjust import adjuster
 from forerun.engine.admission import Admission
 from forerun.engine.bans import bans_of
 from forerun.engine.branching import Kept, scored_block
 from forerun.engine.commit import VerifiedRound, commit
-from forerun.engine.device.choose import describe, draft_passes_of, ends_prompts, runner_for
+from forerun.engine.device.choose import describe
 from forerun.engine.device.runner import Runner
 from forerun.engine.device.shapes import SIZES, bucket
 from forerun.engine.device.warm_up import (
@@ -46,6 +46,7 @@ from forerun.engine.host_round import judge_prompts
 from forerun.engine.host_round import run as run_on_host
 from forerun.engine.host_share import HostShare
 from forerun.engine.memory import MemoryFull, RowLimit, drop_tensors, is_out_of_memory, memory_as_room
+from forerun.engine.pair import Pair
 from forerun.engine.prefix_cache import PrefixCache
 from forerun.engine.reading import followers, reads_for, shares
 from forerun.engine.request import FinishReason, Request, check_fits
@@ -59,7 +60,6 @@ from forerun.kernels.variants import watched_variants
 from forerun.math.penalties import check_bias
 from forerun.models.autocast import refuse_autocast
 from forerun.models.bodies import choose
-from forerun.models.evaluation import Evaluation
 from forerun.models.fingerprint import checksum
 from forerun.models.scorer import Scorer
 from forerun.models.seq2seq import Seq2SeqScorer
@@ -138,7 +138,9 @@ class Engine:
         strict: bool = False,
         examine: Callable[[Scorer], object] | None = None,
     ) -> None:
-        self.target, self.rule, self.tokenizer, self.clock = target, rule, tokenizer, clock
+        self.faults = Faults(strict)
+        self.pair = Pair(target, rule, self.faults, clock, compile=compile)
+        self.target, self.rule, self.tokenizer = target, rule, tokenizer
         self.join_tokens = integer("join_tokens", join_tokens, 0)
         self.prefixes = PrefixCache(integer("keep_rows", keep_rows, 0))
         self.max_rows = max_rows if max_rows is None else integer("max_rows", max_rows, 1)
@@ -166,10 +168,7 @@ class Engine:
         self._free: list[int] = []  # a heap of those below some held one; both together are all from 0 on
         self._handles = itertools.count()
         self._round_numbers = itertools.count(1)
-        self.faults = Faults(strict)
-        self.ahead, self.compile = ahead, compile
-        self._evaluation: Evaluation | None = None  # while rows are in flight
-        self._is_stale = False
+        self.ahead = ahead
         self._values: list[int] = []  # of the weights that made the kept keys
         self.admission = Admission()
         self.row_limit = RowLimit()
@@ -181,30 +180,7 @@ class Engine:
         self._is_crowded = False  # whether rounds under way have left no room for one of the others
         self._prompt_room = self.prompt_tokens  # what may still be read of prompts before the next round
         self._has_read = False  # whether the step under way has read some of them
-        self._connect(drafter, policy)
-
-    def _connect(self, drafter: Drafter | None, policy: Policy) -> None:
-        """Bring target, drafter and recorded rounds together."""
-        original = None if drafter is None else as_drafter(drafter)
-        with Evaluation(self._models(original)):
-            clone = None if original is None else original.clone()
-            self.drafting = Drafting(clone, policy, self.target, self.rule, self.faults)
-            if clone is not None:
-                clone.bind(self.target, self.tokenizer)
-            self.target.recorded_feed = None  # made from the model as it was
-            self.runner = runner_for(self.target, clone, self.rule, self.clock) if self.compile else None
-            self.first_from_prompt = ends_prompts(self.target)
-            if self.runner is not None:
-                self.drafting.passes = draft_passes_of(clone, self.target, self.clock)
-                self.runner.record_prompts(with_head=self.first_from_prompt)
-
-    def _models(self, drafter: Drafter | None) -> tuple[nn.Module, ...]:
-        """All that passes are run with."""
-        return (self.target.model, *(() if drafter is None else drafter.draft_models))
-
-    def _caches(self) -> list[KeyValueCache]:
-        drafter = self.drafting.drafter
-        return [self.target.cache, *(() if drafter is None else drafter.caches)]
+        self.pair.connect(drafter, policy, tokenizer)
 
     @property
     def is_idle(self) -> bool:
@@ -219,6 +195,26 @@ class Engine:
     def num_waiting(self) -> int:
         """Rows that wait for room, for the first time or again."""
         return len(self._waiting)
+
+    @property
+    def clock(self) -> Callable[[], float]:
+        return self.pair.clock
+
+    @clock.setter
+    def clock(self, clock: Callable[[], float]) -> None:
+        self.pair.clock = clock
+
+    @property
+    def drafting(self) -> Drafting:
+        return self.pair.drafting
+
+    @property
+    def runner(self) -> Runner | None:
+        return self.pair.runner
+
+    @property
+    def first_from_prompt(self) -> bool:
+        return self.pair.first_from_prompt
 
     @property
     def drafter(self) -> Drafter | None:
@@ -303,7 +299,7 @@ class Engine:
         started, limit = self.clock(), self.target.context_length
         longest = min(context or limit or MOST_CONTEXT, limit or MOST_CONTEXT)
         lengths = self._lengths_to_come(draft)
-        with watched_variants() as variants, Evaluation(self._models(self.drafting.drafter)):
+        with watched_variants() as variants, self.pair.evaluation():
             self._serve_nobody([2], lengths, 1)
             count, remark = self._record_all(rows, lengths, longest, report)
             if self.runner is not None:
@@ -357,9 +353,7 @@ class Engine:
     @property
     def num_recordings(self) -> int:
         """Pieces of work that were recorded as CUDA graphs so far."""
-        passes = self.drafting.passes
-        runners = (self.runner, None if passes is None else passes.runner)
-        return sum(runner.recorder.num_recordings for runner in runners if runner is not None)
+        return self.pair.num_recordings
 
     def _lengths_to_come(self, most: int | None) -> list[int]:
         """Of drafts up to `most` tokens. Where rounds are recorded, the policy is offered no others from now on."""
@@ -381,7 +375,7 @@ class Engine:
         they would share keys instead of being read. The policy learns nothing from it.
         """
         policy, self.policy = self.policy, Constant(min(lengths, default=0))
-        limits = (cache.num_tokens for cache in self._caches())
+        limits = (cache.num_tokens for cache in self.pair.caches)
         room = min((limit for limit in limits if limit is not None), default=sys.maxsize)
         fitting = [length for length in prompts if length + NOBODYS_TOKENS <= room]
         handles: list[int] = []
@@ -845,7 +839,7 @@ class Engine:
             with suppress(Exception):  # one error is on its way already
                 self.drafting.notify("release", number)
         if self._is_empty:
-            self._go_on_training()
+            self.pair.go_on_training()
 
     def _go_on_by_modules(self, error: LayersNotBuilt) -> None:
         """Where fused layers could not be compiled, on this machine or for this shape: rows go on from their texts."""
@@ -860,8 +854,7 @@ class Engine:
         What was made from other modules or weights is made anew, and no key of theirs is kept. Weights whose values
         alone have changed are read where they lie by whatever there is, but kept keys were made by the old ones.
         """
-        drafter = self.drafting.drafter
-        if self._is_stale or self.target.has_changed() or (drafter is not None and drafter.has_changed()):
+        if self.pair.has_changed:
             self._make_anew()
         if self.prefixes.limit:
             values = checksum(self.target.model)
@@ -871,27 +864,9 @@ class Engine:
 
     def _make_anew(self) -> None:
         """All that is made from the models, as they are now; rows begin again from their texts."""
-        self._is_stale = True  # until all of this has succeeded: a model that is refused is refused again
+        self.pair.is_stale = True  # until all of this has succeeded: a model that is refused is refused again
         self._start_over()
-        self.runner = self.drafting.passes = None  # whose graphs hold memory that the new cache is to have
-        drafter = self.drafting.drafter
-        with Evaluation(self._models(drafter)):
-            self.target.renew()
-            if self._examine is not None:
-                self._examine(self.target)
-            self._connect(drafter, self.drafting.policy)
-        self._is_stale = False
-
-    def _evaluate(self) -> None:
-        """No dropout during a call. Whoever is in the middle of training finds the model as it was."""
-        before, self._evaluation = self._evaluation, Evaluation(self._models(self.drafting.drafter))
-        if before is not None:  # of rows that an error has sent back to the queue
-            before.end()
-
-    def _go_on_training(self) -> None:
-        if self._evaluation is not None:
-            self._evaluation.end()
-            self._evaluation = None
+        self.pair.renew(self.tokenizer, self._examine)
 
     def _view(self, batch: list[Row], sizes: tuple[int, ...] = ()) -> BatchView:
         """What a recorded round takes hardly depends on its rows: what is left of them, or unread, decides nothing.
@@ -925,7 +900,7 @@ class Engine:
         budget, output = self._budget(request), list[int]()
         if request.prediction and not self._takes_predictions:
             raise InvalidArgument("prediction: the drafter takes none; give Chain(PredictedText(), drafter)")
-        self.admission.check(self._caches(), len(request.prompt), budget)
+        self.admission.check(self.pair.caches, len(request.prompt), budget)
         stop = StopRule(request, budget, self.tokenizer)
         adjust = adjuster(request, output, self.target.kernels)
         row = Row(next(self._handles), request, list(request.prompt), output, stop, adjust, bans_of(request))
@@ -952,7 +927,7 @@ class Engine:
         """Take waiting rows in, in their order, as long as their keys fit beside those of the running ones."""
         self._let_go()
         if self._waiting and not self._running:
-            self._evaluate()
+            self.pair.evaluate()
         while self._running and not self._has_room() and len(self._running) > 1:
             self._preempt_newest()
         while not self._took_in_waiting():
@@ -1057,7 +1032,7 @@ class Engine:
 
     def _has_room(self, new: Row | None = None) -> bool:
         """Whether running rows can go on, and a new one beside them; kept rows have to go if that helps."""
-        while not self.admission.fits(self._caches(), self._running.values(), new):
+        while not self.admission.fits(self.pair.caches, self._running.values(), new):
             if not self.prefixes.evict():
                 return False
             self._let_go()
@@ -1282,9 +1257,9 @@ class Engine:
             self._let_go()
         if self._is_empty:
             self.row_limit.lift()
-            self._go_on_training()
+            self.pair.go_on_training()
             if is_forgotten:  # a model may change now, and nobody looks whether keys are still its weights'
-                for cache in self._caches():
+                for cache in self.pair.caches:
                     cache.forget()
         if ended:
             self.drafting.forget(tuple(row.handle for row in ended))
