@@ -148,7 +148,7 @@ def test_prompts_that_wait_to_be_read_are_hashed_once(monkeypatch: pytest.Monkey
         engine.add(request(number, [number, *range(40)]))
     for _ in range(20):
         engine.step()
-    assert sum(row.is_reading for row in engine._running.values()) > 1, "they are still waiting"
+    assert sum(row.is_reading for row in engine.roster.running.values()) > 1, "they are still waiting"
     assert 4 * 41 <= sum(hashed) <= 2 + 4 * 41
 
 
@@ -182,7 +182,7 @@ def test_many_requests_are_taken_in_at_once(kind: str, monkeypatch: pytest.Monke
 
         def take_in() -> None:
             engine._admit()
-            assert len(engine._running) == n
+            assert len(engine.roster.running) == n
 
         return take_in
 
@@ -361,9 +361,9 @@ def test_a_draft_model_that_nobody_asks_reads_nothing() -> None:
 def test_results_that_nobody_takes_cost_those_to_come_nothing() -> None:
     engine = Engine(Scorer(tiny_model("llama")), None, Constant(0))
     engine.abort(engine.add(request(0)))
-    unclaimed = engine._results
+    unclaimed = engine.roster.results
     engine.abort(engine.add(request(1)))
-    assert engine._results is unclaimed and len(unclaimed) == 2
+    assert engine.roster.results is unclaimed and len(unclaimed) == 2
 
 
 def test_a_grammar_goes_on_where_it_was() -> None:

@@ -98,10 +98,10 @@ def test_a_decoder_whose_engine_it_runs_refuses_calls_and_changes_nothing() -> N
     tokenizer = decoder.engine.tokenizer = object()
     with AsyncEngine(decoder.engine) as serving:
         serving.submit(request(0)).result()
-        kept = serving.engine._results[-1] = object()  # type: ignore[assignment]  # one that is not delivered yet
+        kept = serving.engine.roster.results[-1] = object()  # type: ignore[assignment]  # one that is not delivered yet
         with pytest.raises(InvalidArgument, match="submit"):
             decoder.generate([[1, 2, 3]], max_new_tokens=2)
-        assert serving.engine.tokenizer is tokenizer and serving.engine._results.pop(-1) is kept
+        assert serving.engine.tokenizer is tokenizer and serving.engine.roster.results.pop(-1) is kept
 
 
 def test_rows_that_others_have_left_behind_are_refused() -> None:
@@ -245,7 +245,7 @@ def _failing_at(engine: Engine, monkeypatch: pytest.MonkeyPatch, numbers: set[in
 
     def failing() -> list[forerun.Progress]:
         if next(counter) in numbers:
-            engine._start_over()
+            engine.roster.start_over()
             raise RuntimeError("no memory")
         return step()
 

@@ -57,7 +57,8 @@ def test_a_newcomers_prompt_follows_the_round_under_way(in_blocks: bool, monkeyp
     read, collect = list[int](), made.runner.collect
 
     def collected() -> VerifiedRound:
-        read.append(sum(made.target.length(row.number) for row in made._running.values() if row.request is second))
+        rows = made.roster.running.values()
+        read.append(sum(made.target.length(row.number) for row in rows if row.request is second))
         return collect()
 
     monkeypatch.setattr(made.runner, "collect", collected)

@@ -93,7 +93,7 @@ def test_steps_are_taken_on_the_targets_device(by_thread: bool, monkeypatch: pyt
 
     def step() -> list[Any]:
         stepped_on.append(current[0])
-        engine._waiting.clear()
+        engine.roster.waiting.clear()
         over.set()
         return []
 

@@ -165,7 +165,7 @@ def test_rows_that_come_stop_and_leave_while_rounds_run_ahead() -> None:
     policy = Picky()
     made = engine(True, drafter="lookup", policy=policy)
     handles = [made.add(request) for request in asked[:3]]
-    while len(made._running) < 3 or min(len(row.output) for row in made._running.values()) < 3:
+    while len(made.roster.running) < 3 or min(len(row.output) for row in made.roster.running.values()) < 3:
         made.step()
     for request in asked[3:]:
         made.add(request)

@@ -131,7 +131,7 @@ def test_a_draft_that_was_rehearsed_for_nothing_spoils_no_key(drafter: str, monk
     (scorer,) = made.runner.drafter.scorers
     with pytest.warns(ForerunWarning, match="out of graphs"):
         made.step()
-    for row in made._running.values():
+    for row in made.roster.running.values():
         known = row.history[: scorer.length(row.number)]
         check(scorer.score([row.number], [[5]]), recomputed(scorer.model, [*known, 5])[-1:])
         scorer.rewind([row.number], [len(known)])

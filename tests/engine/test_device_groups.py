@@ -16,6 +16,7 @@ from forerun.cache.base import CacheFull
 from forerun.engine import Engine, Request
 from forerun.engine import engine as engine_module
 from forerun.engine.host_share import MOST_ROUNDS, SHARE, HostShare
+from forerun.engine.roster import Roster
 from forerun.engine.row import Row
 from forerun.policy import CostModel, HfHeuristic
 from forerun.types import Rule
@@ -190,7 +191,7 @@ def test_a_row_that_found_no_room_and_was_given_up_grounds_nobody(monkeypatch: M
 
     monkeypatch.setattr(engine_module, "run_on_host", full)
     assert made.runner is not None
-    while not made._is_crowded:
+    while not made.roster.is_crowded:
         made.step()
     made.abort(handles[1])
     made.step()
@@ -200,17 +201,17 @@ def test_a_row_that_found_no_room_and_was_given_up_grounds_nobody(monkeypatch: M
     assert (got[0], got[2]) == (want[0], want[2])
 
 
-@pytest.mark.parametrize("leave", (Engine._preempt_newest, Engine._start_over), ids=("waits again", "starts over"))
-def test_a_row_that_found_no_room_and_waits_again_grounds_nobody(leave: Callable[[Engine], None]) -> None:
+@pytest.mark.parametrize("leave", (Roster.preempt_newest, Roster.start_over), ids=("waits again", "starts over"))
+def test_a_row_that_found_no_room_and_waits_again_grounds_nobody(leave: Callable[[Roster], None]) -> None:
     made = engine(True)
     for request in requests(3, new=40):
         made.add(request)
     made.step()
     assert made.runner is not None
     made.runner.discard_pending()
-    made._is_crowded = True
-    leave(made)
-    assert not made._is_crowded
+    made.roster.is_crowded = True
+    leave(made.roster)
+    assert not made.roster.is_crowded
 
 
 @pytest.mark.slow
@@ -311,6 +312,6 @@ def test_a_kept_row_that_is_taken_up_again_is_no_longer_the_devices(drafter: str
         made.add(request)
     while not made.take_results():
         made.step()
-    assert len(made._running) == 1
+    assert len(made.roster.running) == 1
     made.add(later)
     assert finish(made)[7] == texts(engine(False, drafter=drafter), [later])[7]

@@ -274,7 +274,7 @@ def test_a_row_that_has_finished_keeps_its_seat_and_stays_where_it_is() -> None:
     made = engine(True)
     for request in (short, long):
         made.add(request)
-    while len(made._running) == 2:
+    while len(made.roster.running) == 2:
         made.step()
     for _ in range(3):
         made.step()

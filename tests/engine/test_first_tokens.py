@@ -140,7 +140,7 @@ def test_rows_that_end_before_their_first_token() -> None:
     doomed = decoding.add(asked[2])
     decoding.add(replace(asked[3], deadline=5.0))
     decoding.step()
-    assert len(decoding._unjudged) == 3
+    assert len(decoding.roster.unjudged) == 3
     decoding.abort(doomed)
     now[0] = 9.0
     results = {}
@@ -149,7 +149,7 @@ def test_rows_that_end_before_their_first_token() -> None:
         results |= {result.request.request_id: result for result in decoding.take_results()}
     assert {key: results[key].tokens for key in want} == want
     assert results[3].finish_reason is FinishReason.ABORT and results[4].finish_reason is FinishReason.TIME
-    assert not results[3].tokens and not results[4].tokens and not decoding._unjudged
+    assert not results[3].tokens and not results[4].tokens and not decoding.roster.unjudged
 
 
 @pytest.mark.quick("KeyboardInterrupt")
@@ -222,12 +222,12 @@ def test_a_row_that_goes_on_beside_a_newcomer_with_its_text() -> None:
     decoding = made()
     handle = decoding.add(first)
     decoding.step()
-    row = decoding._running[0]
+    row = decoding.roster.running[0]
     assert row.handle == handle and row.round == 1
-    decoding._start_over()
+    decoding.roster.start_over()
     twin = replace(first, prompt=tuple(row.history), request_id=77, max_new_tokens=3)
     decoding.add(twin)
-    decoding._waiting.reverse()  # the newcomer reads
+    decoding.roster.waiting.reverse()  # the newcomer reads
     assert finish(decoding)[first.request_id] == want
 
 

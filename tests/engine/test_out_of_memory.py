@@ -16,10 +16,11 @@ from forerun.cache import ragged
 from forerun.cache.base import CacheFull
 from forerun.cache.ragged import RaggedCache
 from forerun.drafters import DraftModel
-from forerun.engine import Engine, Request, engine_thread
+from forerun.engine import Request, engine_thread
 from forerun.engine.device import runner as runner_module
 from forerun.engine.device.recorder import Recorder, Scratch
 from forerun.engine.memory import CALM, RowLimit, is_out_of_memory
+from forerun.engine.roster import Roster
 from forerun.errors import ForerunWarning, OutOfMemory
 from forerun.models.scorer import Scorer
 from support.batches import padded
@@ -107,13 +108,13 @@ def test_passes_without_memory_cost_no_token(way: str, drafter: str, numbers: Co
 
 
 def test_control_a_row_that_forgets_its_round_says_something_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    preempt = Engine._preempt_newest
+    preempt = Roster.preempt_newest
 
-    def forgetting(made: Engine) -> None:
-        preempt(made)
-        made._waiting[0].round = 0
+    def forgetting(roster: Roster) -> None:
+        preempt(roster)
+        roster.waiting[0].round = 0
 
-    monkeypatch.setattr(Engine, "_preempt_newest", forgetting)
+    monkeypatch.setattr(Roster, "preempt_newest", forgetting)
     want, made = by_generate(decoder()), decoder()
     Short(made.engine.target, at(4))
     with pytest.warns(ForerunWarning, match="newest row waits"):
@@ -129,8 +130,8 @@ def test_the_newest_row_waits_and_comes_again() -> None:
         made.add(request)
     with pytest.warns(ForerunWarning, match="newest row waits"):
         made.step()
-    assert len(made._running) == 2 and made.row_limit.most == 2
-    assert [row.request.request_id for row in made._waiting] == [2, 3], "in the order in which they came"
+    assert len(made.roster.running) == 2 and made.row_limit.most == 2
+    assert [row.request.request_id for row in made.roster.waiting] == [2, 3], "in the order in which they came"
     failed = short.failed
     assert {result.request.request_id: result.tokens for result in finished(made)} == want
     assert failed < short.failed < failed + 4, "a third row was tried again, but not in every step"
@@ -295,7 +296,7 @@ def test_a_round_on_the_device_that_ends_without_memory(
     verb = getattr(made.runner, name)
 
     def failing(*given: Any) -> Any:
-        calls.append(len(made._running))
+        calls.append(len(made.roster.running))
         if len(calls) == 3:
             raise ERRORS[1]
         return verb(*given)

@@ -26,6 +26,7 @@ from forerun.drafters.tree import MOST_NODES
 from forerun.engine import Engine, Request
 from forerun.engine.admission import Admission
 from forerun.engine.request import FinishReason
+from forerun.engine.roster import Roster
 from forerun.errors import InvalidArgument
 from forerun.models.scorer import Scorer
 from forerun.models.seq2seq import Seq2SeqScorer
@@ -95,13 +96,13 @@ def test_preempted_rows_say_the_same(cache: Any, drafter: str, rule: Rule, on_de
 
 def test_control_a_preempted_row_that_forgets_its_round_says_something_else(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its numbers would be drawn twice."""
-    preempt = Engine._preempt_newest
+    preempt = Roster.preempt_newest
 
-    def forgetting(made: Engine) -> None:
-        preempt(made)
-        made._waiting[0].round = 0
+    def forgetting(roster: Roster) -> None:
+        preempt(roster)
+        roster.waiting[0].round = 0
 
-    monkeypatch.setattr(Engine, "_preempt_newest", forgetting)
+    monkeypatch.setattr(Roster, "preempt_newest", forgetting)
     asked = requests(6, new=40)
     made = engine(False, cache=paged(80))
     assert texts(made, asked) != texts(engine(False), asked)
@@ -125,7 +126,7 @@ def test_a_thousand_rows_never_exceed_the_budget(cache: Any, budget: int, monkey
     most_rows, each = 0, 2 * 2 * 2 * 8 * 4  # bytes of a token: two layers' keys and values, two heads of eight floats
     while not made.is_idle:
         made.step()
-        most_rows = max(most_rows, len(made._running))
+        most_rows = max(most_rows, len(made.roster.running))
         assert beyond_live(made) <= 0
         scratch = SIZE * each if isinstance(made.target.cache, PagedCache) else 0
         assert made.target.cache.num_bytes() <= budget * each + scratch
@@ -222,7 +223,7 @@ def test_no_more_rows_than_asked_for() -> None:
     most = 0
     while not made.is_idle:
         made.step()
-        most = max(most, len(made._running))
+        most = max(most, len(made.roster.running))
     assert most == 2
     assert {r.request.request_id: r.tokens for r in made.take_results()} == texts(
         engine(False, drafter="none"), requests(5)
@@ -248,7 +249,7 @@ def test_a_deadline_passes_while_a_row_waits() -> None:
     for request in asked:
         made.add(request)
     made.step()
-    assert made._waiting
+    assert made.roster.waiting
     now[0] = 6.0
     made.step()
     ended = {result.request.request_id: result for result in made.take_results()}
@@ -361,7 +362,7 @@ def test_a_waiting_row_does_not_ground_the_others() -> None:
     ahead = 0
     while not made.is_idle:
         made.step()
-        ahead += bool(made._waiting) and made.runner.has_pending
+        ahead += bool(made.roster.waiting) and made.runner.has_pending
     assert ahead > 3
 
 
@@ -375,7 +376,7 @@ def test_a_prompt_behind_a_round_that_holds_more_than_was_counted_is_read_later(
     made.prompt_tokens = 65
     while True:
         made.step()
-        (row,) = made._running.values()
+        (row,) = made.roster.running.values()
         keys, held = len(row.history) - 1, len(made.target.cache._blocks[row.number])  # type: ignore[attr-defined]
         counted, taken = (-(-(keys + tokens) // SIZE) for tokens in (row.remaining, 17))
         if row.remaining < 17 and counted <= held < taken:
@@ -436,7 +437,7 @@ def churn(seed: int, number: int, on_device: bool, cache: KeyValueCache, drafter
 
     for event in range(number):
         verb = plan.choice(EVENTS)
-        if verb == "add" and len(made._waiting) < 6:
+        if verb == "add" and len(made.roster.waiting) < 6:
             own = tuple(plan.randrange(1, 97) for _ in range(plan.randint(1, 12)))
             prompt = (*plan.choice((*beginnings, ()))[: plan.choice((0, 5, 30))], *own)
             deadline = now[0] + plan.randint(1, 12) if plan.random() < 0.15 else None
@@ -447,11 +448,11 @@ def churn(seed: int, number: int, on_device: bool, cache: KeyValueCache, drafter
             asked[event] = request
             made.add(request)
         elif verb == "abort" and plan.random() < 0.4:
-            rows = [*made._waiting, *made._running.values()]
+            rows = [*made.roster.waiting, *made.roster.running.values()]
             if rows:
                 made.abort(plan.choice(rows).handle)
-        elif verb == "preempt" and len(made._running) > 1 and not (made.runner and made.runner.has_pending):
-            made._preempt_newest()
+        elif verb == "preempt" and len(made.roster.running) > 1 and not (made.runner and made.runner.has_pending):
+            made.roster.preempt_newest()
         elif verb == "wait":
             now[0] += 1
         else:

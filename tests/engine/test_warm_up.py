@@ -61,7 +61,7 @@ def texts(engine: Engine, asked: list[Request], seed: int) -> dict[int, tuple[in
     """Rows come and go, at most `ROWS` at once."""
     numbers, waiting, found = random.Random(seed), list(asked), {}
     while waiting or not engine.is_idle:
-        running = len(engine._running) + len(engine._waiting)
+        running = len(engine.roster.running) + len(engine.roster.waiting)
         for _ in range(min(numbers.randint(0, 3), len(waiting), ROWS - running)):
             engine.add(waiting.pop(0))
         engine.step()

@@ -112,7 +112,7 @@ def test_tokens_that_were_never_scored_are_scored_later(attention: str) -> None:
         logits = inner(rows, blocks, tails)
         parts = zip(rows, blocks, tails, logits.split(list(tails)), strict=True)
         for row, block, tail, part in parts:
-            seen.append(([*decoder.engine._running[row].history, *block[len(block) - tail + 1 :]], part))
+            seen.append(([*decoder.engine.roster.running[row].history, *block[len(block) - tail + 1 :]], part))
         return logits
 
     scorer.score = score  # type: ignore[method-assign]

@@ -18,7 +18,7 @@ from forerun.drafters import Chain, DraftModel, PromptLookup
 from forerun.drafters.base import Drafter
 from forerun.engine import Engine, Request
 from forerun.engine.device.choose import runner_of
-from forerun.engine.row import Row
+from forerun.engine.roster import Roster
 from forerun.models.scorer import Scorer
 from forerun.policy import Constant
 from forerun.types import Rule
@@ -53,7 +53,7 @@ def run(engine: Engine, prompts: Prompts, number: int) -> dict[int, list[tuple[i
     waiting = [(i, prompt) for i in range(number) for prompt in range(2)]
     found: dict[int, list[tuple[int, ...]]] = {0: [], 1: []}
     for step in itertools.count():
-        while waiting and len(engine._running) + len(engine._waiting) < AT_ONCE:
+        while waiting and len(engine.roster.running) + len(engine.roster.waiting) < AT_ONCE:
             i, prompt = waiting.pop()
             engine.add(Request(prompt=prompts[prompt], max_new_tokens=5, params=PLAIN, seed=prompt, request_id=i))
         engine.step()
@@ -61,8 +61,8 @@ def run(engine: Engine, prompts: Prompts, number: int) -> dict[int, list[tuple[i
             found[result.request.seed].append(result.tokens)
         if engine.is_idle and not waiting:
             return found
-        for _ in range(len(engine._running) // 2 if step % 2 == 0 else 0):
-            engine._preempt_newest()
+        for _ in range(len(engine.roster.running) // 2 if step % 2 == 0 else 0):
+            engine.roster.preempt_newest()
     raise AssertionError
 
 
@@ -95,14 +95,13 @@ def test_joint_law(drafter: str, rule: str, on_device: bool) -> None:
 
 @pytest.mark.slow
 def test_control_a_preempted_row_that_draws_its_numbers_again(monkeypatch: MonkeyPatch) -> None:
-    preempt = Engine._preempt_newest
+    preempt = Roster.preempt_newest
 
-    def from_the_beginning(engine: Engine) -> None:
-        preempt(engine)
-        row: Row = engine._waiting[0]
-        row.round = 0
+    def from_the_beginning(roster: Roster) -> None:
+        preempt(roster)
+        roster.waiting[0].round = 0
 
-    monkeypatch.setattr(Engine, "_preempt_newest", from_the_beginning)
+    monkeypatch.setattr(Roster, "preempt_newest", from_the_beginning)
     assert any(misfits("none", Rule.TOKEN, False, number=600))
 
 

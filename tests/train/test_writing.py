@@ -117,7 +117,7 @@ def test_places_are_filled_again_as_rows_finish() -> None:
     rounds = write_items(engine, items, settings(batch_size=32, stop_ids=stop, temperatures=(1.0,)))
     done = 0
     for results in rounds:
-        busy.append(len(engine._running))
+        busy.append(len(engine.roster.running))
         done += len(results)
         if done > 150:
             break

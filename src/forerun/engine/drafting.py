@@ -100,6 +100,15 @@ class Drafting:
         counts = self._ask(drafter, lambda: tuple(starmap(drafter.num_unread, known)), none, consequence)
         return counts if any(counts) else none
 
+    @property
+    def takes_predictions(self) -> bool:
+        return self.drafter is not None and self.drafter.takes_predictions
+
+    def predict(self, row: Row) -> None:
+        """Also where nothing is predicted: a row number may have had another request's prediction."""
+        if self.takes_predictions:
+            self.notify("predict", row.number, row.request.prediction, len(row.request.prompt))
+
     def are_predictions(self, evidence: Sequence[int]) -> tuple[bool, ...]:
         """Which drafts, by their evidence, are of a prediction."""
         drafter, none = self.drafter, (False,) * len(evidence)

@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
-from heapq import heappop, heappush
 from threading import Thread, current_thread
 from typing import Any
 from weakref import ReferenceType
@@ -47,9 +46,9 @@ from forerun.engine.host_round import run as run_on_host
 from forerun.engine.host_share import HostShare
 from forerun.engine.memory import MemoryFull, RowLimit, drop_tensors, is_out_of_memory, memory_as_room
 from forerun.engine.pair import Pair
-from forerun.engine.prefix_cache import PrefixCache
 from forerun.engine.reading import followers, reads_for, shares
 from forerun.engine.request import FinishReason, Request, check_fits
+from forerun.engine.roster import Roster
 from forerun.engine.row import Progress, Row, RowResult, RowText
 from forerun.engine.stats import Seconds
 from forerun.engine.stops import StopRule
@@ -60,7 +59,6 @@ from forerun.kernels.variants import watched_variants
 from forerun.math.penalties import check_bias
 from forerun.models.autocast import refuse_autocast
 from forerun.models.bodies import choose
-from forerun.models.fingerprint import checksum
 from forerun.models.scorer import Scorer
 from forerun.models.seq2seq import Seq2SeqScorer
 from forerun.policy.base import Policy, wrapped
@@ -142,7 +140,8 @@ class Engine:
         self.pair = Pair(target, rule, self.faults, clock, compile=compile)
         self.target, self.rule, self.tokenizer = target, rule, tokenizer
         self.join_tokens = integer("join_tokens", join_tokens, 0)
-        self.prefixes = PrefixCache(integer("keep_rows", keep_rows, 0))
+        self.roster = Roster(self.pair, integer("keep_rows", keep_rows, 0))
+        self.prefixes = self.roster.prefixes
         self.max_rows = max_rows if max_rows is None else integer("max_rows", max_rows, 1)
         usual = PROMPT_TOKENS.get(target.device.type, PROMPT_TOKENS["cpu"])
         self.prompt_tokens = usual if prompt_tokens is None else integer("prompt_tokens", prompt_tokens, 1)
@@ -156,45 +155,42 @@ class Engine:
         self._examine = examine
         self._most_drafted = sys.maxsize  # that rounds were recorded for, where there was a warm-up
         self._host_share = HostShare()
-        self._waiting: list[Row] = []
-        self._running: dict[int, Row] = {}
-        self._results: dict[int, RowResult] = {}  # by handle
-        self._aborted: set[int] = set()  # handles of rows that are to end
         self._unsaid: list[tuple[Row, Progress]] = []  # what rows have gained and no step has returned
-        # Rows whose prompts have been read to their ends, and the logits [V] there: a first token is drawn from them.
-        self._unjudged: list[tuple[Row, Tensor]] = []
         self._owes_round = False  # whether the others go on before more is admitted
-        self._held: set[int] = set()  # row numbers that target and drafter know, kept prefixes included
-        self._free: list[int] = []  # a heap of those below some held one; both together are all from 0 on
         self._handles = itertools.count()
         self._round_numbers = itertools.count(1)
         self.ahead = ahead
-        self._values: list[int] = []  # of the weights that made the kept keys
         self.admission = Admission()
         self.row_limit = RowLimit()
-        self.num_preempted = 0  # how often a running row had to wait again because keys or memory ran out
-        # Tokens of prompts that were looked for among keys which other rows had made, and those that were found there.
-        self.num_prefix_queries = self.num_prefix_hits = 0
-        self._is_blocked = False  # whether the first of the waiting rows has to wait until another leaves
         self._is_plain = False  # whether the round under way goes without drafts, because there was no room for any
-        self._is_crowded = False  # whether rounds under way have left no room for one of the others
         self._prompt_room = self.prompt_tokens  # what may still be read of prompts before the next round
         self._has_read = False  # whether the step under way has read some of them
         self.pair.connect(drafter, policy, tokenizer)
 
     @property
     def is_idle(self) -> bool:
-        return self._is_empty and not self._unsaid
-
-    @property
-    def _is_empty(self) -> bool:
-        """Whether no row is in flight, though a step may have something left to say."""
-        return not self._waiting and not self._running
+        """Whether no row is in flight, and no step has something left to say."""
+        return self.roster.is_empty and not self._unsaid
 
     @property
     def num_waiting(self) -> int:
         """Rows that wait for room, for the first time or again."""
-        return len(self._waiting)
+        return len(self.roster.waiting)
+
+    @property
+    def num_preempted(self) -> int:
+        """How often a running row had to wait again because keys or memory ran out."""
+        return self.roster.num_preempted
+
+    @property
+    def num_prefix_queries(self) -> int:
+        """Tokens of prompts that were looked for among keys which other rows had made."""
+        return self.roster.num_prefix_queries
+
+    @property
+    def num_prefix_hits(self) -> int:
+        """Those of them that were found there."""
+        return self.roster.num_prefix_hits
 
     @property
     def clock(self) -> Callable[[], float]:
@@ -247,17 +243,17 @@ class Engine:
         self.check_caller()
         refuse_autocast(self.target.model, self.target.device)
         with self._turnstile.calling():
-            if self._is_empty:
+            if self.roster.is_empty:
                 with on_device(self.target.device):
                     self._look_again()
             row = self._row(request)
-            self._waiting.append(row)
+            self.roster.waiting.append(row)
             return row.handle
 
     def notice_changes(self) -> None:
         """What `add` does before a first row: go on with models that were changed as they are now."""
         with self._turnstile.calling():
-            if self._is_empty and self.run_by in (None, current_thread()):
+            if self.roster.is_empty and self.run_by in (None, current_thread()):
                 with on_device(self.target.device):
                     self._look_again()
 
@@ -265,14 +261,14 @@ class Engine:
         """End rows with what they have, which their results tell; one that has ended stays as it is. Within a step (a
         tokenizer or a processor may call this): when the step is over."""
         with self._turnstile.calling():
-            self._aborted.update(handles)
+            self.roster.aborted.update(handles)
             if self._turnstile.is_stepping:
                 return
             try:
                 self._say(handles)
                 self._retire()
             except BaseException:
-                self._start_over()
+                self.roster.start_over()
                 raise
 
     def warm_up(
@@ -305,7 +301,7 @@ class Engine:
             if self.runner is not None:
                 self._serve_nobody(prompts_up_to(longest), lengths, rows)
         self._account(Seconds())
-        self.num_prefix_queries = self.num_prefix_hits = 0
+        self.roster.num_prefix_queries = self.roster.num_prefix_hits = 0
         return WarmUp(self.clock() - started, count, "" if count else remark, variants.num_compiled)
 
     def _record_all(self, rows: int, lengths: Sequence[int], longest: int, report: Report | None) -> tuple[int, str]:
@@ -384,19 +380,19 @@ class Engine:
                 handles.append(self.add(self._nobodys_request(number, length)))
                 self._finish()
             for number, length in enumerate(fitting):
-                while len(self._running) + len(self._waiting) >= rows:
+                while len(self.roster.rows) >= rows:
                     self.step()
                 handles.append(self.add(self._nobodys_request(number, length)))
                 if number % READING_TOGETHER == 0:
                     self.step()
             self._finish()
-            self._start_over()  # nobody begins like these
+            self.roster.start_over()  # nobody begins like these
         finally:
             self.policy = policy
             with suppress(Exception):  # one error is on its way already
                 self.abort(*handles)  # after a Ctrl-C nobody would step for these rows
             for handle in handles:
-                self._results.pop(handle, None)
+                self.roster.results.pop(handle, None)
 
     def _nobodys_request(self, number: int, length: int) -> Request:
         first = number % self.target.vocab_size
@@ -409,7 +405,7 @@ class Engine:
 
     def postpone(self, seconds: float) -> None:
         """Move the deadlines of all rows: time spent on compiling is not decoding."""
-        for row in (*self._waiting, *self._running.values()):
+        for row in self.roster.rows:
             if row.request.deadline is not None:
                 row.request = replace(row.request, deadline=row.request.deadline + seconds)
 
@@ -420,7 +416,7 @@ class Engine:
     def take_results_by_handle(self) -> dict[int, RowResult]:
         """The same by the handles that `add` gave."""
         with self._turnstile.calling():
-            results, self._results = self._results, {}
+            results, self.roster.results = self.roster.results, {}
         return results
 
     def step(self) -> list[Progress]:
@@ -444,11 +440,11 @@ class Engine:
             try:
                 self._do_step()
                 if self.row_limit.note_step():
-                    self._is_blocked = False
+                    self.roster.is_blocked = False
                 return self._say()
             except BaseException as error:  # anywhere: a user's Ctrl-C, a tokenizer or a model that fails, no memory
-                running = list(self._running.values())
-                self._start_over()
+                running = list(self.roster.running.values())
+                self.roster.start_over()
                 if isinstance(error, LayersNotBuilt) and self.target.counterparts is None:
                     self._go_on_by_modules(error)
                     return []
@@ -461,10 +457,10 @@ class Engine:
         self._has_read = False
         if not self._unsaid:  # or a step was interrupted, and what it had gained comes first
             is_pending = self.runner is not None and self.runner.has_pending
-            if not (is_pending or self._unjudged or (self._owes_round and self._decoding)):
+            if not (is_pending or self.roster.unjudged or (self._owes_round and self.roster.decoding)):
                 self._admit()
             self._expire()
-            if self._unjudged and not is_pending:
+            if self.roster.unjudged and not is_pending:
                 self._judge_prompts()
             else:
                 self._owes_round = False
@@ -502,27 +498,27 @@ class Engine:
         other keep nobody from going on.
         """
         self._is_plain = False
-        ready, self._unjudged, self._owes_round = self._unjudged, [], True
-        rows, logits = [row for row, _ in ready], torch.stack([row_logits for _, row_logits in ready])
+        rows, self._owes_round = self.roster.unjudged, True
+        logits = torch.stack([row.first_logits for row in rows if row.first_logits is not None])
         done = judge_prompts(rows, logits, target=self.target, rule=self.rule, runner=self.runner, clock=self.clock)
         self._commit_or_undo(done)
         for row in rows:
-            row.is_reading = False
+            row.is_reading, row.first_logits = False, None
         self._account(done.spent)
         if self.runner is not None and self.ahead:
-            going_on = [row for row in self._decoding if row.finish_reason is None and self.runner.takes(row)]
+            going_on = [row for row in self.roster.decoding if row.finish_reason is None and self.runner.takes(row)]
             if going_on:
-                self._launch(self.runner, self._in_order(going_on))
+                self._launch(self.runner, self.roster.in_order(going_on))
 
     def _make_room(self) -> bool:
         """Behind a round that found none: the newest row waits, and one that is alone goes without a draft."""
-        if len(self._running) > 1:
-            self._preempt_newest()
+        if len(self.roster.running) > 1:
+            self.roster.preempt_newest()
             return True
         if self._is_plain:
             return False
         self._is_plain = True
-        self._rewind_to_history(self._running.values())
+        self.roster.rewind_to_history(self.roster.running.values())
         return True
 
     def _make_memory(self, error: CacheFull) -> bool:
@@ -530,7 +526,7 @@ class Engine:
 
         False where that was done already, or where all rows have to begin again from their texts.
         """
-        rows = list(self._running.values())
+        rows = list(self.roster.running.values())
         if len(rows) == 1 and self.row_limit.failures_alone:
             return False
         without_keys = [row for row in rows if self.target.length(row.number) < len(row.history) - 1]
@@ -541,10 +537,10 @@ class Engine:
             row.is_reading = True
         if len(rows) > 1:
             self.row_limit.lower(len(rows) - 1)
-            self._preempt_newest()
+            self.roster.preempt_newest()
         else:
             self.row_limit.failures_alone += 1
-            self._rewind_to_history(rows)
+            self.roster.rewind_to_history(rows)
         return True
 
     @property
@@ -564,7 +560,7 @@ class Engine:
         cause = error.__cause__ or error if isinstance(error, MemoryFull) else error
         is_alone = len(running) <= 1
         if is_alone and self.row_limit.failures_alone:
-            row = next(iter((*running, *self._waiting)), None)
+            row = next(iter((*running, *self.roster.waiting)), None)
             raise OutOfMemory(
                 f"memory ran out twice for a row that runs alone ({kind_and_line(cause)}): shorten its prompt, ask for "
                 "shorter drafts, or give the decoder fewer cache_tokens, which leaves more beside the keys",
@@ -583,7 +579,7 @@ class Engine:
         """What nobody needs: keys of rows that have ended, and what torch keeps for later."""
         while self.prefixes.evict():
             pass
-        self._let_go()
+        self.roster.let_go()
         if self.target.device.type == "cuda":
             torch.cuda.empty_cache()
 
@@ -619,35 +615,27 @@ class Engine:
             self._retire()
         except Exception as error:
             self.faults.report(self.target.cache, error, "all keys are dropped, and rows go on from their texts")
-            self._start_over()
+            self.roster.start_over()
 
     def _batch(self) -> list[Row]:
         """Rows that decode in the coming round: all whose prompts have been read."""
-        decoding = self._decoding
-        if not decoding and self._running and not self._has_read:  # those that decoded have ended meanwhile
+        decoding = self.roster.decoding
+        if not decoding and self.roster.running and not self._has_read:  # those that decoded have ended meanwhile
             self._read_prompts()
-            decoding = self._decoding
-        return self._in_order(decoding)
-
-    def _in_order(self, rows: Iterable[Row]) -> list[Row]:
-        """As their keys lie."""
-        return sorted(rows, key=lambda row: self.target.cache.slot(row.number))
-
-    @property
-    def _decoding(self) -> list[Row]:
-        return [row for row in self._running.values() if not row.is_reading]
+            decoding = self.roster.decoding
+        return self.roster.in_order(decoding)
 
     @property
     def _has_newcomers(self) -> bool:
         """Whether the next round on the device may be of other rows than this one."""
-        if (self._waiting and not self._is_blocked) or self._is_crowded:
+        if (self.roster.waiting and not self.roster.is_blocked) or self.roster.is_crowded:
             return True
-        if any(row.is_reading for row in self._running.values()):
+        if self.roster.reading:
             return True
         if self.runner is None:
             return False
         present = {row.handle for row in self.runner.running}
-        return any(row.handle not in present and self.runner.may_take(row) for row in self._running.values())
+        return any(row.handle not in present and self.runner.may_take(row) for row in self.roster.running.values())
 
     def _run(self, batch: list[Row]) -> Iterator[VerifiedRound]:
         """Draft, score and verify: first the rows that the device can run by itself, then the others step by step.
@@ -676,7 +664,7 @@ class Engine:
         if runner is not None:
             runner.wait()  # a round is timed by the clock: the device's own come before it
             runner.note_plain_round()
-        self._is_crowded = False
+        self.roster.is_crowded = False
         is_beside = runner is not None and (beside_device or runner.has_pending)
         try:
             with nullcontext() if is_beside else self._memory_as_room():
@@ -692,8 +680,8 @@ class Engine:
         except CacheFull:
             if not is_beside:
                 raise
-            self._is_crowded = True  # nothing more is sent off, so that the next step can make room
-            self._rewind_to_history(rows)
+            self.roster.is_crowded = True  # nothing more is sent off, so that the next step can make room
+            self.roster.rewind_to_history(rows)
             return
         self._host_share.add_host_round(done.seconds.decoding)
         yield done
@@ -726,7 +714,7 @@ class Engine:
     def _commit(self, done: VerifiedRound) -> list[Progress]:
         """Rows gain their tokens; target and drafter are cut back to what was kept."""
         started = self.clock()
-        if self._takes_predictions and done.evidence is not None:
+        if self.drafting.takes_predictions and done.evidence is not None:
             done.predicted = self.drafting.are_predictions(done.evidence)
         progress = commit(done)
         if done.on_device:
@@ -792,7 +780,7 @@ class Engine:
         if runner.needs_new_table(batch, lengths):
             if runner.has_pending:
                 return False
-            self._let_go()  # whose slots others can have
+            self.roster.let_go()  # whose slots others can have
         elif not runner.may_follow(lengths):
             return False
         try:
@@ -825,22 +813,6 @@ class Engine:
             return None
         return self.drafting.without_copies(batch, drawn if view.is_mixed else (0,) * len(batch))
 
-    def _start_over(self) -> None:
-        """After an error the keys may be wrong: drop them all, and admit the rows again from their texts."""
-        rows = {row.handle: row for row in (*self._running.values(), *self._waiting)}
-        held, self._held, self._free = self._held, set(), []
-        self._waiting, self._running, self._unjudged = list(rows.values()), {}, []
-        self._owes_round = self._is_crowded = False
-        self.prefixes.clear()
-        if self.runner is not None:
-            self.runner.discard_pending()
-        self.target.reset()
-        for number in held:
-            with suppress(Exception):  # one error is on its way already
-                self.drafting.notify("release", number)
-        if self._is_empty:
-            self.pair.go_on_training()
-
     def _go_on_by_modules(self, error: LayersNotBuilt) -> None:
         """Where fused layers could not be compiled, on this machine or for this shape: rows go on from their texts."""
         self.faults.report(self.target.body, error, "the model's own modules run from now on, slower")
@@ -856,16 +828,12 @@ class Engine:
         """
         if self.pair.has_changed:
             self._make_anew()
-        if self.prefixes.limit:
-            values = checksum(self.target.model)
-            if values != self._values:
-                self._start_over()
-                self._values = values
+        self.roster.drop_old_weights_keys()
 
     def _make_anew(self) -> None:
         """All that is made from the models, as they are now; rows begin again from their texts."""
         self.pair.is_stale = True  # until all of this has succeeded: a model that is refused is refused again
-        self._start_over()
+        self.roster.start_over()
         self.pair.renew(self.tokenizer, self._examine)
 
     def _view(self, batch: list[Row], sizes: tuple[int, ...] = ()) -> BatchView:
@@ -893,12 +861,12 @@ class Engine:
 
     def _tokens_left(self, batch: list[Row]) -> tuple[int, ...]:
         """Of rows that end by their budgets alone and leave their places to nobody; else nothing."""
-        is_whole = not self._waiting and len(batch) == len(self._running)
+        is_whole = not self.roster.waiting and len(batch) == len(self.roster.running)
         return tuple(row.remaining for row in batch) if is_whole and all(row.ends_by_budget for row in batch) else ()
 
     def _row(self, request: Request) -> Row:
         budget, output = self._budget(request), list[int]()
-        if request.prediction and not self._takes_predictions:
+        if request.prediction and not self.drafting.takes_predictions:
             raise InvalidArgument("prediction: the drafter takes none; give Chain(PredictedText(), drafter)")
         self.admission.check(self.pair.caches, len(request.prompt), budget)
         stop = StopRule(request, budget, self.tokenizer)
@@ -925,11 +893,11 @@ class Engine:
 
     def _admit(self) -> None:
         """Take waiting rows in, in their order, as long as their keys fit beside those of the running ones."""
-        self._let_go()
-        if self._waiting and not self._running:
+        self.roster.let_go()
+        if self.roster.waiting and not self.roster.running:
             self.pair.evaluate()
-        while self._running and not self._has_room() and len(self._running) > 1:
-            self._preempt_newest()
+        while self.roster.running and not self._has_room() and len(self.roster.running) > 1:
+            self.roster.preempt_newest()
         while not self._took_in_waiting():
             self._give_back_memory()
 
@@ -940,7 +908,7 @@ class Engine:
         A round may hold more memory than admission has counted, because it is recorded for longer drafts. What then
         finds no room goes on being read: nobody can be sent away while a round is under way, but in the next step.
         """
-        has_newcomers = bool(self._waiting) or any(row.is_reading for row in self._running.values())
+        has_newcomers = self.roster.waiting or self.roster.reading
         if has_newcomers and runner.has_pending and not (self.target.cache.reads_in_place or self.target.observers):
             with suppress(CacheFull):
                 self._take_in_waiting()
@@ -959,107 +927,41 @@ class Engine:
         """Waiting rows in their order, as long as they fit; what they have to read is read, as far as there is room."""
         started = self.clock()
         self.admission.recount()  # an error may have come between
-        while self._waiting and self._may_take_in(self._waiting[0]):
-            row = self._waiting[0]
-            self._take_in(row)
-            row.is_reading = True
-            row.waited = started - row.added if row.waited is None else row.waited
-            self._running[row.number] = row
-            self._waiting.remove(row)
+        while self.roster.waiting and self._may_take_in(self.roster.waiting[0]):
+            row = self.roster.waiting[0]
+            self.roster.take_in(row, started)
             self.admission.count(row)
-            if len(self._running) == 1:
+            if len(self.roster.running) == 1:
                 self._has_room()  # or kept rows go
         self.admission.recount()
-        self._is_blocked = bool(self._waiting)
+        self.roster.is_blocked = bool(self.roster.waiting)
         self._encode()
-        if any(row.is_reading for row in self._running.values()):
+        if self.roster.reading:
             self._read_prompts()
             self.seconds.prefill += self.clock() - started
 
     def _encode(self) -> None:
         """Sources of new rows; one that the encoder cannot read ends its own row alone."""
         self.target.encode()
-        for row in self._running.values():
+        for row in self.roster.running.values():
             if row.is_reading and (reason := self.target.why_unread(row.number)) is not None:
                 row.finish_reason, row.error = FinishReason.ERROR, reason
 
-    def _take_in(self, row: Row) -> None:
-        """A row number for a row: that of a kept prefix whose keys begin as its prompt does, or else a new one."""
-        if self.runner is not None and not self.runner.has_pending:
-            self.runner.release_table()  # entries without a row write where nobody was: the new row may be there now
-        claim = self.prefixes.claim(row.request.prompt, row.request.source)
-        self.num_prefix_queries += 0 if row.round else len(row.request.prompt)
-        if claim is not None:
-            row.number, known = claim
-            self.target.rewind([row.number], [min(known, self.target.length(row.number))])
-            self._count_hits(row, self.target.length(row.number))
-            self.drafting.notify("rewind", [row.number], [known])
-            self._predict(row)
-            return
-        row.number = heappop(self._free) if self._free else len(self._held)
-        self._held.add(row.number)
-        self.target.admit(row.number)
-        self.drafting.notify("admit", row.number, row.request.prompt)
-        if row.request.source is not None:
-            self.target.read(row.number, row.request.source)
-            self.drafting.notify("read", row.number, row.request.source)
-        self._predict(row)
-        self._begin(row)
-
-    def _begin(self, row: Row) -> None:
-        """With the keys that are known of its text."""
-        self._count_hits(row, self.target.begin(row.number, row.history[:-1]))
-
-    def _count_hits(self, row: Row, tokens: int) -> None:
-        """Those of a row that was preempted are its own."""
-        self.num_prefix_hits += 0 if row.round else tokens
-
-    def _predict(self, row: Row) -> None:
-        """Also where nothing is predicted: a row number may have had another request's prediction."""
-        if self._takes_predictions:
-            self.drafting.notify("predict", row.number, row.request.prediction, len(row.request.prompt))
-
-    @property
-    def _takes_predictions(self) -> bool:
-        return self.drafting.drafter is not None and self.drafting.drafter.takes_predictions
-
     def _may_take_in(self, row: Row) -> bool:
         """A row that is alone is always taken in: `add` has refused those that would not fit then."""
-        if not self._running:
+        if not self.roster.running:
             return True
         limits = (self.max_rows, self.row_limit.most)
-        return all(most is None or len(self._running) < most for most in limits) and self._has_room(row)
+        return all(most is None or len(self.roster.running) < most for most in limits) and self._has_room(row)
 
     def _has_room(self, new: Row | None = None) -> bool:
         """Whether running rows can go on, and a new one beside them; kept rows have to go if that helps."""
-        while not self.admission.fits(self.pair.caches, self._running.values(), new):
+        while not self.admission.fits(self.pair.caches, self.roster.running.values(), new):
             if not self.prefixes.evict():
                 return False
-            self._let_go()
+            self.roster.let_go()
             self.admission.recount()
         return True
-
-    def _preempt_newest(self) -> None:
-        """The newest row waits again, before all others, and is computed anew from its text when there is room.
-
-        It keeps what it has: output, round, stops, grammar. So it draws no random number twice.
-        """
-        newest = max(self._running.values(), key=lambda row: row.handle)
-        self._unjudged = [entry for entry in self._unjudged if entry[0] is not newest]
-        self.target.remember(newest.number, newest.history)
-        del self._running[newest.number]
-        self._waiting.insert(0, newest)
-        self._is_blocked, self._is_crowded = True, False  # it may have been the one that found no room
-        self.num_preempted += 1
-        self._let_go()
-        self._rewind_to_history(self._running.values())  # others may have been in the middle of a round
-
-    def _rewind_to_history(self, rows: Iterable[Row]) -> None:
-        """Forget all keys of a round that did not come to its end."""
-        lengths = {row.number: len(row.history) - 1 for row in rows}
-        self._unjudged = [entry for entry in self._unjudged if entry[0].number not in lengths]
-        self.target.rewind(list(lengths), [min(n, self.target.length(r)) for r, n in lengths.items()])
-        self.drafting.notify("rewind", list(lengths), list(lengths.values()))
 
     def _read_prompts(self) -> None:
         """Feed prompts up to their last token, except those that the coming round can take along whole.
@@ -1068,9 +970,7 @@ class Engine:
         first tokens come from these passes, prompts are fed to their ends; a single token left is any round's.
         """
         self._has_read = True
-        unjudged = {row.handle for row, _ in self._unjudged}
-        reading = [row for row in self._running.values() if row.is_reading and row.finish_reason is None]
-        reading = [row for row in reading if row.handle not in unjudged]
+        reading = [row for row in self.roster.reading if row.first_logits is None and row.finish_reason is None]
         copies = Counter(row.text for row in reading)
         is_recorded = self.runner is not None and not self.runner.is_disabled
         join = 0 if is_recorded else self.join_tokens
@@ -1083,13 +983,13 @@ class Engine:
                 first.setdefault(row.text, row)
         copiers = {row.handle for _, row in copying}
         reading = [row for row in reading if row.handle not in copiers]
-        is_waited_for = not self._decoding
+        is_waited_for = not self.roster.decoding
         room = self._room_to_read(reading)
         following = self._followers(reading, room)
         reading = [row for row in reading if row.handle not in following]
         for row in reading:
             if room > 0 and self.target.length(row.number) == 0:  # others may have read its beginning meanwhile
-                self._begin(row)
+                self.roster.begin(row)
         fed: list[tuple[Row, list[int]]] = []
         ending: dict[int, Row] = {}  # by handle: those that are read to their ends
         lengths = [self.target.length(row.number) for row in reading]
@@ -1116,18 +1016,16 @@ class Engine:
         for row, _ in fed:
             row.is_reading = row.handle in ending or self.target.length(row.number) < len(row.history) - 1
             self.target.remember(row.number, row.history)
-        self._unjudged += [(row, logits[row.number]) for row in ending.values()]
+        for row in ending.values():
+            row.first_logits = logits[row.number]
         for source, row in copying:
-            had = self.target.length(row.number)
             if source.handle in ending and row.begins_plain and not row.round:
-                self.target.copy(source.number, row.number, len(row.history))
-                self._count_hits(row, self.target.length(row.number) - had)
+                self.roster.copy(source, row, len(row.history))
                 if self.target.length(row.number) == len(row.history):
-                    self._unjudged.append((row, logits[source.number]))
+                    row.first_logits = source.first_logits
                     continue
             elif source.handle in ending or not source.is_reading:
-                self.target.copy(source.number, row.number, len(row.history) - 1)
-                self._count_hits(row, self.target.length(row.number) - had)
+                self.roster.copy(source, row, len(row.history) - 1)
             else:
                 continue
             row.is_reading = self.target.length(row.number) < len(row.history) - 1
@@ -1138,7 +1036,7 @@ class Engine:
 
     def _room_to_read(self, reading: Sequence[Row]) -> int:
         """Tokens of prompts that are read next. A prompt that is alone is read in passes as large as they can be."""
-        if self._decoding:
+        if self.roster.decoding:
             return self._prompt_room
         if self.begins_together or (self.call is not None and self.call() is not None):
             return sys.maxsize
@@ -1165,8 +1063,7 @@ class Engine:
                 continue
             common = min(known, common_length(row.history, leader.history), len(row.history) - 1)
             if common > had:
-                self.target.copy(leader.number, row.number, common)
-                self._count_hits(row, self.target.length(row.number) - had)
+                self.roster.copy(leader, row, common)
 
     def _feed_to_ends(self, numbers: list[int], parts: list[list[int]], ending: Sequence[Row]) -> dict[int, Tensor]:
         """Logits [V] by row number. Where room runs out midway, nobody judges whoever was read to the end by then: its
@@ -1202,7 +1099,7 @@ class Engine:
 
     def _expire(self) -> None:
         now = self.clock()
-        for row in (*self._waiting, *self._running.values()):
+        for row in self.roster.rows:
             if row.request.deadline is not None and now >= row.request.deadline:
                 row.finish_reason = FinishReason.TIME
         self._retire()
@@ -1231,63 +1128,9 @@ class Engine:
             self.seconds.capture = self.runner.recorder.seconds + self.drafting.capture_seconds
 
     def _retire(self) -> None:
-        """Let finished rows go."""
-        for row in (*self._waiting, *self._running.values()):
-            if row.handle in self._aborted and row.finish_reason is None:
-                row.finish_reason = FinishReason.ABORT
-        self._aborted.clear()
-        self._unjudged = [entry for entry in self._unjudged if entry[0].finish_reason is None]
-        leaving = [row for row in self._running.values() if row.finish_reason is not None]
-        ended = [*leaving, *(row for row in self._waiting if row.finish_reason is not None)]
-        if ended:
-            results = {row.handle: row.result(self.clock()) for row in ended}
-            waiting = [row for row in self._waiting if row.finish_reason is None]
-            running = {number: row for number, row in self._running.items() if row.finish_reason is None}
-            # Without a call between them, before anything that may fail: nobody's result is lost, or there twice.
-            self._results |= results
-            self._waiting, self._running = waiting, running
-            self._is_blocked = self._is_crowded = False
-        is_forgotten = self._is_empty and not self.prefixes.limit
-        for row in sorted(leaving, key=lambda row: -self.target.cache.slot(row.number)):
-            if row.error is None and not is_forgotten:
-                self._keep(row)
-        if self.runner is not None and self.runner.has_pending and not self.runner.running:
-            self.runner.discard_pending()
-        if self.runner is None or not self.runner.has_pending:  # slots move when a row goes
-            self._let_go()
-        if self._is_empty:
+        self.roster.retire()
+        if self.roster.is_empty:
             self.row_limit.lift()
-            self.pair.go_on_training()
-            if is_forgotten:  # a model may change now, and nobody looks whether keys are still its weights'
-                for cache in self.pair.caches:
-                    cache.forget()
-        if ended:
-            self.drafting.forget(tuple(row.handle for row in ended))
-
-    def _keep(self, row: Row) -> None:
-        """Let rows to come begin with the keys of one that has ended: by blocks, or as a kept row.
-
-        Whoever listens to hidden states has them for whole rows alone. A source that is no text is equal to itself
-        alone: no row to come reads it, and its tensors would be kept for nothing.
-        """
-        source = row.request.source
-        if source is not None and not source.is_text:
-            return
-        if self.target.cache.reads_in_place or self.target.observers:
-            self.prefixes.put(row.number, row.history, source)
-        else:
-            self.target.remember(row.number, row.history)
-
-    def _let_go(self) -> None:
-        """Release rows that left, the last slots first: then no keys of remaining rows have to move."""
-        going = [number for number in self._held if number not in self._running and number not in self.prefixes]
-        if going and self.runner is not None:
-            self.runner.release_table()
-        for number in sorted(going, key=self.target.cache.slot, reverse=True):
-            self.target.release(number)
-            self.drafting.notify("release", number)
-            self._held.discard(number)
-            heappush(self._free, number)
 
 
 def _came_true(guess: Guess | None, gained: Progress) -> tuple[int, bool] | None:

@@ -102,6 +102,8 @@ class Row:
     waited: float | None = None  # seconds before it joined the batch for the first time
     number: int = -1  # what target and drafter know it by, once it has joined the batch; others have had it before
     is_reading: bool = False  # its prompt has not been encoded yet, or only in part; or its end is still to be judged
+    # [V] behind a prompt that has been read to its end, until a first token is drawn from them.
+    first_logits: Tensor | None = field(default=None, compare=False, repr=False)
     begins_plain: bool = False  # whether its first round has no draft, because it is the pass that ends the prompt
     round: int = 0
     finish_reason: FinishReason | None = None
