@@ -18,8 +18,7 @@ from forerun.cache.ragged import RaggedCache
 from forerun.config import Kernels, SamplingParams
 from forerun.drafters.base import Drafter
 from forerun.engine import Engine, Request
-from forerun.engine.engine import JOIN_WITH_HEAD, NOBODY_DECODES
-from forerun.engine.reading import shares
+from forerun.engine.reading import JOIN_WITH_HEAD, NOBODY_DECODES, shares
 from forerun.models.scorer import Scorer
 from forerun.policy.heuristics import Constant
 from support.finish import tokens_by_request

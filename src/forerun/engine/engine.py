@@ -5,19 +5,17 @@ from __future__ import annotations
 import itertools
 import sys
 import time
-from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from threading import Thread, current_thread
 from typing import Any
 from weakref import ReferenceType
 
 import torch
-from torch import Tensor
 
 from forerun.arguments import integer
-from forerun.cache.base import CacheFull, common_length
+from forerun.cache.base import CacheFull
 from forerun.drafters.base import Drafter
 from forerun.engine.adjust import adjuster
 from forerun.engine.admission import Admission
@@ -44,12 +42,12 @@ from forerun.engine.host_draft import Guess, HostDraft
 from forerun.engine.host_round import judge_prompts
 from forerun.engine.host_round import run as run_on_host
 from forerun.engine.host_share import HostShare
-from forerun.engine.memory import MemoryFull, RowLimit, drop_tensors, is_out_of_memory, memory_as_room
+from forerun.engine.memory import MemoryFull, RowLimit, drop_tensors, is_out_of_memory
 from forerun.engine.pair import Pair
-from forerun.engine.reading import followers, reads_for, shares
+from forerun.engine.reading import JOIN_TOKENS, PROMPT_TOKENS, PromptReader
 from forerun.engine.request import FinishReason, Request, check_fits
 from forerun.engine.roster import Roster
-from forerun.engine.row import Progress, Row, RowResult, RowText
+from forerun.engine.row import Progress, Row, RowResult
 from forerun.engine.stats import Seconds
 from forerun.engine.stops import StopRule
 from forerun.engine.turnstile import Turnstile
@@ -66,13 +64,6 @@ from forerun.policy.heuristics import Constant
 from forerun.rules import AnyRule, warning
 from forerun.types import BatchView, Origin, RoundOutcome, Rule
 
-# Tokens of prompts that a step encodes beside rows that decode: as long as some rounds take.
-PROMPT_TOKENS = {"cuda": 512, "cpu": 128}
-# Times that many are encoded in a step where nobody decodes: what the next to come waits for.
-NOBODY_DECODES = 4
-JOIN_TOKENS = 2048  # of prompts that a round takes along whole where rounds are not recorded: a pass less for each
-# The same where the head then runs on all of them: the work, and the memory for the logits, outweigh the pass.
-JOIN_WITH_HEAD = 128
 # What a warm-up counts with where neither model nor caller says; and the longest draft, where the policy's is fixed.
 MOST_CONTEXT, USUAL_DRAFT, LONGEST_DRAFT = 8192, 8, 128
 # Before the end of a round on the device: when the next is sent off where requests may come meanwhile, and how long the
@@ -163,7 +154,7 @@ class Engine:
         self.admission = Admission()
         self.row_limit = RowLimit()
         self._is_plain = False  # whether the round under way goes without drafts, because there was no room for any
-        self._prompt_room = self.prompt_tokens  # what may still be read of prompts before the next round
+        self._reader = PromptReader(self.pair, self.roster, self.prompt_tokens)
         self._has_read = False  # whether the step under way has read some of them
         self.pair.connect(drafter, policy, tokenizer)
 
@@ -448,7 +439,7 @@ class Engine:
                 if isinstance(error, LayersNotBuilt) and self.target.counterparts is None:
                     self._go_on_by_modules(error)
                     return []
-                if not (is_out_of_memory(error) and self._survives_memory):
+                if not (is_out_of_memory(error) and self.pair.survives_memory):
                     raise
                 self._go_on_with_fewer(error, running)
             self._give_back_memory()  # here: until an error has been dealt with, it holds what its steps had made
@@ -543,14 +534,6 @@ class Engine:
             self.roster.rewind_to_history(rows)
         return True
 
-    @property
-    def _survives_memory(self) -> bool:
-        """Not where other ranks have their part in a pass: one that fails leaves them within a sum."""
-        return self.target.counterparts is None and not self.faults.strict
-
-    def _memory_as_room(self) -> AbstractContextManager[None]:
-        return memory_as_room() if self._survives_memory else nullcontext()
-
     def _go_on_with_fewer(self, error: BaseException, running: Sequence[Row]) -> None:
         """All rows begin again from their texts, half as many at once. Raises where one that is alone has failed twice.
 
@@ -643,7 +626,7 @@ class Engine:
         What the device has done is committed before the others' round begins, and the next one is on its way.
         """
         on_device: set[int] = set()
-        self._prompt_room = self.prompt_tokens
+        self._reader.room = self.prompt_tokens
         for done in self._run_on_device(batch):
             on_device = {row.handle for row in done.rows}
             self._host_share.add_device_round(done.seconds.decoding)
@@ -667,7 +650,7 @@ class Engine:
         self.roster.is_crowded = False
         is_beside = runner is not None and (beside_device or runner.has_pending)
         try:
-            with nullcontext() if is_beside else self._memory_as_room():
+            with nullcontext() if is_beside else self.pair.memory_as_room():
                 done = run_on_host(
                     rows,
                     self._view(rows),
@@ -964,138 +947,9 @@ class Engine:
         return True
 
     def _read_prompts(self) -> None:
-        """Feed prompts up to their last token, except those that the coming round can take along whole.
-
-        A text that several rows have is read once: the others have its keys when the first has read all of it. Where
-        first tokens come from these passes, prompts are fed to their ends; a single token left is any round's.
-        """
         self._has_read = True
-        reading = [row for row in self.roster.reading if row.first_logits is None and row.finish_reason is None]
-        copies = Counter(row.text for row in reading)
-        is_recorded = self.runner is not None and not self.runner.is_disabled
-        join = 0 if is_recorded else self.join_tokens
-        first: dict[RowText, Row] = {}  # that reads a text which others have as well
-        copying: list[tuple[Row, Row]] = []
-        for row in reading:
-            if row.text in first and self._may_copy(row):
-                copying.append((first[row.text], row))
-            else:
-                first.setdefault(row.text, row)
-        copiers = {row.handle for _, row in copying}
-        reading = [row for row in reading if row.handle not in copiers]
-        is_waited_for = not self.roster.decoding
-        room = self._room_to_read(reading)
-        following = self._followers(reading, room)
-        reading = [row for row in reading if row.handle not in following]
-        for row in reading:
-            if room > 0 and self.target.length(row.number) == 0:  # others may have read its beginning meanwhile
-                self.roster.begin(row)
-        fed: list[tuple[Row, list[int]]] = []
-        ending: dict[int, Row] = {}  # by handle: those that are read to their ends
-        lengths = [self.target.length(row.number) for row in reading]
-        unread = [len(row.history) - known for row, known in zip(reading, lengths, strict=True)]
-        for row, known, left, share in zip(reading, lengths, unread, shares(unread, max(room, 0)), strict=True):
-            if copies[row.text] == 1 and left <= min(join, share) and self._may_join(row, left):
-                join -= left
-                self._prompt_room -= left
-                row.is_reading = False
-            elif share > 0:
-                is_ending = is_recorded and row.begins_plain and not row.round and 1 < left <= share
-                part = row.history[known : known + (left if is_ending else min(left - 1, share))]
-                if is_ending:
-                    ending[row.handle] = row
-                self._prompt_room -= len(part)
-                fed.append((row, part))
-        numbers, parts = [row.number for row, _ in fed], [part for _, part in fed]
-        logits: dict[int, Tensor] = {}
-        with self._memory_as_room():
-            if ending:
-                logits = self._feed_to_ends(numbers, parts, list(ending.values()))
-            else:
-                self.target.feed(numbers, parts)
-        for row, _ in fed:
-            row.is_reading = row.handle in ending or self.target.length(row.number) < len(row.history) - 1
-            self.target.remember(row.number, row.history)
-        for row in ending.values():
-            row.first_logits = logits[row.number]
-        for source, row in copying:
-            if source.handle in ending and row.begins_plain and not row.round:
-                self.roster.copy(source, row, len(row.history))
-                if self.target.length(row.number) == len(row.history):
-                    row.first_logits = source.first_logits
-                    continue
-            elif source.handle in ending or not source.is_reading:
-                self.roster.copy(source, row, len(row.history) - 1)
-            else:
-                continue
-            row.is_reading = self.target.length(row.number) < len(row.history) - 1
-        self._copy_beginnings(following.values(), ending)
-        has_more = any(row.is_reading and row.handle not in ending for row in reading)
-        if is_waited_for and has_more and self.target.device.type == "cuda":
-            torch.cuda.synchronize(self.target.device)  # or the device would have the whole prompt before anybody comes
-
-    def _room_to_read(self, reading: Sequence[Row]) -> int:
-        """Tokens of prompts that are read next. A prompt that is alone is read in passes as large as they can be."""
-        if self.roster.decoding:
-            return self._prompt_room
-        if self.begins_together or (self.call is not None and self.call() is not None):
-            return sys.maxsize
-        return max(NOBODY_DECODES * self.prompt_tokens, self.target.most_prefilled if len(reading) == 1 else 0)
-
-    def _followers(self, reading: Sequence[Row], room: int) -> dict[int, tuple[Row, Row]]:
-        """By handle: rows that wait for keys of a beginning which another one reads, and that one.
-
-        Not where all is read now: a pass finds what its rows have in common.
-        """
-        lengths = [self.target.length(row.number) for row in reading]
-        unread = sum(len(row.history) for row in reading) - sum(lengths)
-        if unread <= room or self.target.cache.reads_in_place or self.target.observers:
-            return {}
-        found = followers(reading, lengths)
-        return {reading[place].handle: (reading[place], leader) for place, leader in found.items()}
-
-    def _copy_beginnings(self, following: Iterable[tuple[Row, Row]], ending: Collection[int]) -> None:
-        """For rows that have waited: what they have in common with one that has read it all by now."""
-        for row, leader in following:
-            known, had = self.target.length(leader.number), self.target.length(row.number)
-            is_going_on = leader.is_reading and leader.handle not in ending
-            if is_going_on and reads_for(leader, row, known, had):
-                continue
-            common = min(known, common_length(row.history, leader.history), len(row.history) - 1)
-            if common > had:
-                self.roster.copy(leader, row, common)
-
-    def _feed_to_ends(self, numbers: list[int], parts: list[list[int]], ending: Sequence[Row]) -> dict[int, Tensor]:
-        """Logits [V] by row number. Where room runs out midway, nobody judges whoever was read to the end by then: its
-        last token is a round's again."""
-        try:
-            return self.target.feed_to_end(numbers, parts, [row.number for row in ending])
-        except Exception as error:
-            if not (isinstance(error, CacheFull) or is_out_of_memory(error)):
-                raise
-            known = [min(self.target.length(row.number), len(row.history) - 1) for row in ending]
-            self.target.rewind([row.number for row in ending], known)
-            raise
-
-    def _may_copy(self, row: Row) -> bool:
-        """Whether it can be given the keys of a row that reads the same text, once that has read all of it.
-
-        Where rows lie in blocks, what it has begun with makes no difference; but whoever listens to hidden states has
-        heard those of what a kept row has.
-        """
-        return self.target.length(row.number) == 0 or not (self.target.cache.reads_in_place or self.target.observers)
-
-    def _may_join(self, row: Row, unread: int) -> bool:
-        """Not where drafts begin once a prompt was read: its neighbours would decide when, and so what is drawn.
-
-        Nor where a draft is made behind the target's keys: it would read the prompt itself, and draft behind its own.
-        """
-        drafter = self.drafting.drafter
-        if drafter is not None and drafter.reads_targets_keys and row.most_drafted > 0:
-            return False
-        if unread > JOIN_WITH_HEAD and not (self.target.is_fused or self.target.modules.picks_logits):
-            return False
-        return not self.target.observers or row.request.params.is_greedy
+        together = self.begins_together or (self.call is not None and self.call() is not None)
+        self._reader.read(self.prompt_tokens, self.join_tokens, together=together)
 
     def _expire(self) -> None:
         now = self.clock()

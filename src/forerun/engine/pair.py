@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from torch import nn
@@ -13,6 +14,7 @@ from forerun.engine.device.choose import draft_passes_of, ends_prompts, runner_f
 from forerun.engine.device.runner import Runner
 from forerun.engine.drafting import Drafting
 from forerun.engine.faults import Faults
+from forerun.engine.memory import memory_as_room
 from forerun.models.evaluation import Evaluation
 from forerun.models.scorer import Scorer
 from forerun.policy.base import Policy
@@ -53,6 +55,19 @@ class Pair:
         """The target's, and those of the drafter as it is now."""
         drafter = self.drafting.drafter
         return [self.target.cache, *(() if drafter is None else drafter.caches)]
+
+    @property
+    def is_recorded(self) -> bool:
+        return self.runner is not None and not self.runner.is_disabled
+
+    @property
+    def survives_memory(self) -> bool:
+        """Not where other ranks have their part in a pass: one that fails leaves them within a sum."""
+        return self.target.counterparts is None and not self.faults.strict
+
+    def memory_as_room(self) -> AbstractContextManager[None]:
+        """Memory that runs out within a pass is as keys that find no room, where decoding goes on behind it."""
+        return memory_as_room() if self.survives_memory else nullcontext()
 
     @property
     def num_recordings(self) -> int:
