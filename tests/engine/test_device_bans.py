@@ -60,7 +60,7 @@ def test_the_same_is_said(processors: Processors, params: SamplingParams) -> Non
 
 def test_all_rounds_are_sent_off_from_the_first_on(monkeypatch: MonkeyPatch) -> None:
     made = engine(True)
-    monkeypatch.setattr("forerun.engine.engine.run_on_host", lambda *_, **__: pytest.fail("a round went step by step"))
+    monkeypatch.setattr("forerun.engine.rounds.run_on_host", lambda *_, **__: pytest.fail("a round went step by step"))
     texts(made, asked(both))
 
 

@@ -113,7 +113,7 @@ def test_options_of_every_kind_in_one_batch(rule: Rule, drafter: Any, monkeypatc
     slow = engine(False, rule=rule, drafter=drafter)
     want = texts(slow, with_options())
     assert want != texts(slow, requests(5, SAMPLED)), "the options do something"
-    monkeypatch.setattr("forerun.engine.engine.run_on_host", lambda *_, **__: pytest.fail("went step by step"))
+    monkeypatch.setattr("forerun.engine.rounds.run_on_host", lambda *_, **__: pytest.fail("went step by step"))
     made = engine(True, rule=rule, drafter=drafter)
     assert texts(made, with_options()) == want
     assert texts(made, with_options()) == want, "a replayed graph"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -14,12 +14,14 @@ from transformers import ForcedEOSTokenLogitsProcessor, SuppressTokensAtBeginLog
 from engine.device_engines import CUT, GREEDY, SAMPLED, InPython, engine, finish, flown, requests, texts
 from forerun.cache.base import CacheFull
 from forerun.engine import Engine, Request
-from forerun.engine import engine as engine_module
+from forerun.engine import rounds as rounds_module
+from forerun.engine.commit import VerifiedRound
 from forerun.engine.host_share import MOST_ROUNDS, SHARE, HostShare
+from forerun.engine.pair import Pair
 from forerun.engine.roster import Roster
 from forerun.engine.row import Row
 from forerun.policy import CostModel, HfHeuristic
-from forerun.types import Rule
+from forerun.types import BatchView, Rule
 
 Settings = dict[str, Any]
 
@@ -30,13 +32,13 @@ def in_python(request: Request) -> Request:
 
 def hosted(monkeypatch: MonkeyPatch) -> list[tuple[int, bool]]:
     """Rows of each round step by step from now on, and whether rounds of the device were under way meanwhile."""
-    seen, run = [], engine_module.run_on_host
+    seen, run = [], rounds_module.run_on_host
 
-    def counted(batch: Sequence[Row], *given: Any, **named: Any) -> Any:
-        seen.append((len(batch), named["runner"] is not None and named["runner"].has_pending))
-        return run(batch, *given, **named)
+    def counted(batch: list[Row], view: BatchView, pair: Pair) -> VerifiedRound:
+        seen.append((len(batch), pair.runner is not None and pair.runner.has_pending))
+        return run(batch, view, pair)
 
-    monkeypatch.setattr(engine_module, "run_on_host", counted)
+    monkeypatch.setattr(rounds_module, "run_on_host", counted)
     return seen
 
 
@@ -180,16 +182,16 @@ def test_a_row_that_found_no_room_and_was_given_up_grounds_nobody(monkeypatch: M
     """While it waits for room nothing is sent off early; once it has left, rounds are again."""
     asked = requests(3, new=40)
     asked[1] = in_python(asked[1])
-    want, run = texts(engine(False), asked), engine_module.run_on_host
+    want, run = texts(engine(False), asked), rounds_module.run_on_host
     made = engine(True)
     handles = [made.add(request) for request in asked]
 
-    def full(batch: Sequence[Row], *given: Any, **named: Any) -> Any:
-        if named["runner"].has_pending:
+    def full(batch: list[Row], view: BatchView, pair: Pair) -> VerifiedRound:
+        if pair.runner is not None and pair.runner.has_pending:
             raise CacheFull("no room beside the others")
-        return run(batch, *given, **named)
+        return run(batch, view, pair)
 
-    monkeypatch.setattr(engine_module, "run_on_host", full)
+    monkeypatch.setattr(rounds_module, "run_on_host", full)
     assert made.runner is not None
     while not made.roster.is_crowded:
         made.step()

@@ -48,7 +48,7 @@ def whole_rounds(monkeypatch: MonkeyPatch) -> Callable[[], None]:
 
     def forbid() -> None:
         fail = lambda *_, **__: pytest.fail("a round went step by step")  # noqa: E731
-        monkeypatch.setattr("forerun.engine.engine.run_on_host", fail)
+        monkeypatch.setattr("forerun.engine.rounds.run_on_host", fail)
 
     return forbid
 

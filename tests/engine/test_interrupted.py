@@ -193,7 +193,7 @@ def test_a_round_that_the_policy_has_seen_stands(kind: str, monkeypatch: pytest.
 
 def test_nothing_is_left_of_a_call_that_was_interrupted_and_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     engine, handles = _begun("model", 1)
-    monkeypatch.setattr(engine, "_run_ahead", lambda done: (_ for _ in ()).throw(Pulled))
+    monkeypatch.setattr(engine._launching, "send_off_behind", lambda done: (_ for _ in ()).throw(Pulled))
     with pytest.raises(Pulled):
         engine.step()
     monkeypatch.undo()

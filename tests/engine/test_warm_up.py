@@ -123,7 +123,7 @@ def test_lengths_that_a_policy_chooses_are_recorded(drafter: str) -> None:
 
 def longest_draft(engine: Engine) -> int:
     """That the policy is offered for a row with room for more."""
-    return max(engine._view([engine._row(Request(prompt=(1, 2), max_new_tokens=40))]).max_lengths)
+    return max(engine._rounds.view([engine._row(Request(prompt=(1, 2), max_new_tokens=40))]).max_lengths)
 
 
 @pytest.mark.slow
@@ -181,7 +181,7 @@ def test_odd_bounds_are_refused(odd: dict[str, Any]) -> None:
     made = make_engine(False)
     with pytest.raises(InvalidArgument, match=next(iter(odd))):
         made.warm_up(**odd)
-    assert max(made._view([made._row(requests(1)[0])]).max_lengths) > 0, "nothing was changed"
+    assert max(made._rounds.view([made._row(requests(1)[0])]).max_lengths) > 0, "nothing was changed"
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])

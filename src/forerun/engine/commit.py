@@ -15,7 +15,7 @@ from forerun.engine.request import FinishReason
 from forerun.engine.row import Progress, Row, TokenLogprob
 from forerun.engine.stats import Seconds
 from forerun.math.precision import working
-from forerun.types import Origin, Verdict
+from forerun.types import Origin, RoundOutcome, Verdict
 
 
 @dataclass(slots=True)
@@ -80,6 +80,34 @@ def commit(done: VerifiedRound) -> list[Progress]:
             progress.append(_fail(row, kept, block[1:], seen, is_prediction))
         start += len(block)
     return progress
+
+
+def outcome_of(done: VerifiedRound, progress: Sequence[Progress]) -> RoundOutcome:
+    """What a policy is told of a round that was committed."""
+    return RoundOutcome(
+        rows=tuple(row.number for row in done.rows),
+        request_ids=tuple(row.handle for row in done.rows),
+        drafted=tuple(kept.depth for kept in done.kept),
+        accepted=tuple(sum(origin is Origin.ACCEPTED for origin in gained.origins) for gained in progress),
+        evidence=done.evidence,
+        scored=done.scored,
+        draft_seconds=done.seconds.draft,
+        score_seconds=done.seconds.score,
+        verify_seconds=done.seconds.verify,
+        ended=tuple(gained.finish_reason is not None for gained in progress),
+        copied=done.copied,
+        nodes=tuple(len(block) - 1 for block in done.blocks),
+        steps=done.steps,
+        round_number=done.round_number,
+        guessed=None if done.guesses is None else tuple(map(_came_true, done.guesses, progress)),
+        wanted=done.wanted,
+        idle_seconds=done.idle_seconds,
+    )
+
+
+def _came_true(guess: Guess | None, gained: Progress) -> tuple[int, bool] | None:
+    """The evidence of a guess and whether it is the first token that a row gained; None where there is none of them."""
+    return None if guess is None or not gained.tokens else (guess.evidence, gained.tokens[0] == guess.token)
 
 
 def _commit_row(

@@ -6,7 +6,7 @@ import itertools
 import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from dataclasses import replace
 from threading import Thread, current_thread
 from typing import Any
@@ -20,8 +20,7 @@ from forerun.drafters.base import Drafter
 from forerun.engine.adjust import adjuster
 from forerun.engine.admission import Admission
 from forerun.engine.bans import bans_of
-from forerun.engine.branching import Kept, scored_block
-from forerun.engine.commit import VerifiedRound, commit
+from forerun.engine.commit import VerifiedRound, outcome_of
 from forerun.engine.device.choose import describe
 from forerun.engine.device.runner import Runner
 from forerun.engine.device.shapes import SIZES, bucket
@@ -38,15 +37,14 @@ from forerun.engine.device.warm_up import (
 )
 from forerun.engine.drafting import Drafting
 from forerun.engine.faults import Faults
-from forerun.engine.host_draft import Guess, HostDraft
 from forerun.engine.host_round import judge_prompts
-from forerun.engine.host_round import run as run_on_host
-from forerun.engine.host_share import HostShare
+from forerun.engine.launching import Launching
 from forerun.engine.memory import MemoryFull, RowLimit, drop_tensors, is_out_of_memory
 from forerun.engine.pair import Pair
 from forerun.engine.reading import JOIN_TOKENS, PROMPT_TOKENS, PromptReader
 from forerun.engine.request import FinishReason, Request, check_fits
 from forerun.engine.roster import Roster
+from forerun.engine.rounds import Rounds
 from forerun.engine.row import Progress, Row, RowResult
 from forerun.engine.stats import Seconds
 from forerun.engine.stops import StopRule
@@ -62,13 +60,10 @@ from forerun.models.seq2seq import Seq2SeqScorer
 from forerun.policy.base import Policy, wrapped
 from forerun.policy.heuristics import Constant
 from forerun.rules import AnyRule, warning
-from forerun.types import BatchView, Origin, RoundOutcome, Rule
+from forerun.types import BatchView, Rule
 
 # What a warm-up counts with where neither model nor caller says; and the longest draft, where the policy's is fixed.
 MOST_CONTEXT, USUAL_DRAFT, LONGEST_DRAFT = 8192, 8, 128
-# Before the end of a round on the device: when the next is sent off where requests may come meanwhile, and how long the
-# host sleeps between two looks for them. Sending off takes a third of the first.
-LEAD, NAP = 0.0012, 0.0004
 MEMORY_IS_SHORT = "the newest row waits until others have ended, and one that is alone is tried once more"
 # A warm-up's own requests: how many tokens each gains, and how many of them are read in one step.
 NOBODYS_TOKENS, READING_TOGETHER = 4, 3
@@ -144,16 +139,14 @@ class Engine:
         self.begins_together = False
         self._turnstile = Turnstile()
         self._examine = examine
-        self._most_drafted = sys.maxsize  # that rounds were recorded for, where there was a warm-up
-        self._host_share = HostShare()
         self._unsaid: list[tuple[Row, Progress]] = []  # what rows have gained and no step has returned
         self._owes_round = False  # whether the others go on before more is admitted
         self._handles = itertools.count()
-        self._round_numbers = itertools.count(1)
         self.ahead = ahead
         self.admission = Admission()
         self.row_limit = RowLimit()
-        self._is_plain = False  # whether the round under way goes without drafts, because there was no room for any
+        self._rounds = Rounds(self.pair, self.roster)
+        self._launching = Launching(self.pair, self.roster, self._rounds, ahead=ahead)
         self._reader = PromptReader(self.pair, self.roster, self.prompt_tokens)
         self._has_read = False  # whether the step under way has read some of them
         self.pair.connect(drafter, policy, tokenizer)
@@ -334,8 +327,7 @@ class Engine:
         penalised = replace(likes[0].request, params=replace(likes[0].request.params, repetition_penalty=1.1))
         for like, size in itertools.product((*likes, self._row(penalised)), (1, 2, 16)):
             logits = torch.zeros(size, self.target.vocab_size, dtype=self.target.model.dtype, device=self.target.device)
-            options: dict[str, Any] = {"target": self.target, "rule": self.rule, "runner": self.runner}
-            judge_prompts([like] * size, logits, **options, clock=self.clock)
+            judge_prompts([like] * size, logits, self.pair)
 
     @property
     def num_recordings(self) -> int:
@@ -352,7 +344,7 @@ class Engine:
             most = USUAL_DRAFT if most is None else most
             lengths = [size for size in SIZES if size <= most]
         if self.runner is not None:
-            self._most_drafted = max(lengths, default=0)
+            self._rounds.most_drafted = max(lengths, default=0)
         return lengths
 
     def _serve_nobody(self, prompts: Sequence[int], lengths: Sequence[int], rows: int) -> None:
@@ -460,14 +452,15 @@ class Engine:
 
     def _round(self) -> None:
         """One round of all rows that decode. Where their keys run out of room, the newest row waits for the others."""
-        self._is_plain = False
+        self.roster.is_plain = False
         while batch := self._batch():
             is_short = self._has_read = False  # where a try of this round fails, the next one reads what it needs
             try:
                 for done in self._run(batch):
                     gained = self._commit_or_undo(done)
-                    self._observe(done, gained)
-                    self._run_ahead(done)
+                    self.admission.observe(bucket(max(map(len, done.blocks), default=1)))
+                    self.drafting.observe(outcome_of(done, gained))
+                    self._launching.send_off_behind(done)
                     self._account(done.spent)  # last: what was recorded for the next round took this one's time
             except CacheFull as error:
                 is_short = isinstance(error, MemoryFull)
@@ -488,27 +481,24 @@ class Engine:
         The next round of all rows is sent off behind it, or else is the next step: newcomers that come one after the
         other keep nobody from going on.
         """
-        self._is_plain = False
+        self.roster.is_plain = False
         rows, self._owes_round = self.roster.unjudged, True
         logits = torch.stack([row.first_logits for row in rows if row.first_logits is not None])
-        done = judge_prompts(rows, logits, target=self.target, rule=self.rule, runner=self.runner, clock=self.clock)
+        done = judge_prompts(rows, logits, self.pair)
         self._commit_or_undo(done)
         for row in rows:
             row.is_reading, row.first_logits = False, None
         self._account(done.spent)
-        if self.runner is not None and self.ahead:
-            going_on = [row for row in self.roster.decoding if row.finish_reason is None and self.runner.takes(row)]
-            if going_on:
-                self._launch(self.runner, self.roster.in_order(going_on))
+        self._launching.send_off_behind_prompts()
 
     def _make_room(self) -> bool:
         """Behind a round that found none: the newest row waits, and one that is alone goes without a draft."""
         if len(self.roster.running) > 1:
             self.roster.preempt_newest()
             return True
-        if self._is_plain:
+        if self.roster.is_plain:
             return False
-        self._is_plain = True
+        self.roster.is_plain = True
         self.roster.rewind_to_history(self.roster.running.values())
         return True
 
@@ -574,7 +564,7 @@ class Engine:
         """
         marks, said = [row.mark() for row in done.rows], len(self._unsaid)
         try:
-            gained = self._commit(done)
+            gained = self._rounds.commit(done)
             self._unsaid += zip(done.rows, gained, strict=True)
         except BaseException:
             del self._unsaid[said:]
@@ -608,18 +598,6 @@ class Engine:
             decoding = self.roster.decoding
         return self.roster.in_order(decoding)
 
-    @property
-    def _has_newcomers(self) -> bool:
-        """Whether the next round on the device may be of other rows than this one."""
-        if (self.roster.waiting and not self.roster.is_blocked) or self.roster.is_crowded:
-            return True
-        if self.roster.reading:
-            return True
-        if self.runner is None:
-            return False
-        present = {row.handle for row in self.runner.running}
-        return any(row.handle not in present and self.runner.may_take(row) for row in self.roster.running.values())
-
     def _run(self, batch: list[Row]) -> Iterator[VerifiedRound]:
         """Draft, score and verify: first the rows that the device can run by itself, then the others step by step.
 
@@ -627,174 +605,21 @@ class Engine:
         """
         on_device: set[int] = set()
         self._reader.room = self.prompt_tokens
-        for done in self._run_on_device(batch):
+        if self._launching.send_off(batch, self.arrivals):
+            assert self.runner is not None
+            self._admit_behind(self.runner)
+            done = self.runner.collect()
             on_device = {row.handle for row in done.rows}
-            self._host_share.add_device_round(done.seconds.decoding)
+            self._rounds.share.add_device_round(done.seconds.decoding)
             yield done
         rest = [row for row in batch if row.handle not in on_device]
         if not on_device and self.runner is not None:
             self.runner.release_table()
         may_join = self.runner is not None and any(map(self.runner.may_take, rest))
-        if rest and (not on_device or may_join or self._host_share.is_due):
-            yield from self._run_on_host(rest, beside_device=bool(on_device))
-
-    def _run_on_host(self, rows: list[Row], beside_device: bool) -> Iterator[VerifiedRound]:
-        """A round step by step; nothing where its keys find no room beside those of rounds under way.
-
-        What the device has done in this step has been told to the policy: it must not be taken back and done again.
-        """
-        runner = self.runner
-        if runner is not None:
-            runner.wait()  # a round is timed by the clock: the device's own come before it
-            runner.note_plain_round()
-        self.roster.is_crowded = False
-        is_beside = runner is not None and (beside_device or runner.has_pending)
-        try:
-            with nullcontext() if is_beside else self.pair.memory_as_room():
-                done = run_on_host(
-                    rows,
-                    self._view(rows),
-                    target=self.target,
-                    drafting=self.drafting,
-                    rule=self.rule,
-                    runner=runner,
-                    clock=self.clock,
-                )
-        except CacheFull:
-            if not is_beside:
-                raise
-            self.roster.is_crowded = True  # nothing more is sent off, so that the next step can make room
-            self.roster.rewind_to_history(rows)
-            return
-        self._host_share.add_host_round(done.seconds.decoding)
-        yield done
-
-    def _run_on_device(self, batch: list[Row]) -> Iterator[VerifiedRound]:
-        """The round of all rows that the device can run by itself; nothing where there are none."""
-        runner = self.runner
-        if runner is None:
-            return
-        rows = runner.running if runner.has_pending else [row for row in batch if runner.takes(row)]
-        if not rows or not (runner.has_pending or self._launch(runner, rows)):
-            return
-        if self.ahead and self.drafting.runs_ahead and runner.should_launch_another(rows):
-            self._await_arrivals(runner)
-            if not self._has_newcomers:
-                self._launch(runner, rows)
-        self.drafting.prepare(rows)
-        self._admit_behind(runner)
-        yield runner.collect()
-
-    def _await_arrivals(self, runner: Runner) -> None:
-        """Until the next round has to be sent off, lest the device wait: whoever comes after that waits for it, too."""
-        while self.arrivals is not None:
-            self.arrivals()
-            left = runner.seconds_left - LEAD
-            if left <= 0 or self._has_newcomers:
-                return
-            time.sleep(min(left, NAP))
-
-    def _commit(self, done: VerifiedRound) -> list[Progress]:
-        """Rows gain their tokens; target and drafter are cut back to what was kept."""
-        started = self.clock()
-        if self.drafting.takes_predictions and done.evidence is not None:
-            done.predicted = self.drafting.are_predictions(done.evidence)
-        progress = commit(done)
-        if done.on_device:
-            assert self.runner is not None
-            self.runner.sync_lengths(done, progress)
-            if not self.runner.drafts or self.drafting.finds_copies:
-                numbers = [row.number for row in done.rows]
-                self.drafting.notify("rewind", numbers, [len(row.history) - 1 for row in done.rows])
-            return progress
-        if done.trees is not None:
-            self._keep_paths(done.rows, done.trees, done.kept)
-        done.seconds.verify += self.clock() - started  # a round on the device is timed by the device
-        self._rewind_to_kept(done, progress)
-        return progress
-
-    def _observe(self, done: VerifiedRound, progress: list[Progress]) -> None:
-        """Let the policy know what became of the round."""
-        self.admission.observe(bucket(max(map(len, done.blocks), default=1)))
-        self.drafting.observe(
-            RoundOutcome(
-                rows=tuple(row.number for row in done.rows),
-                request_ids=tuple(row.handle for row in done.rows),
-                drafted=tuple(kept.depth for kept in done.kept),
-                accepted=tuple(sum(origin is Origin.ACCEPTED for origin in gained.origins) for gained in progress),
-                evidence=done.evidence,
-                scored=done.scored,
-                draft_seconds=done.seconds.draft,
-                score_seconds=done.seconds.score,
-                verify_seconds=done.seconds.verify,
-                ended=tuple(gained.finish_reason is not None for gained in progress),
-                copied=done.copied,
-                nodes=tuple(len(block) - 1 for block in done.blocks),
-                steps=done.steps,
-                round_number=done.round_number,
-                guessed=None if done.guesses is None else tuple(map(_came_true, done.guesses, progress)),
-                wanted=done.wanted,
-                idle_seconds=done.idle_seconds,
-            )
-        )
-
-    def _run_ahead(self, done: VerifiedRound) -> None:
-        """Behind a round on the device, send the next one off before the caller looks at this one."""
-        running = [row for row in done.rows if row.finish_reason is None]
-        if self.ahead and done.on_device and running and not self._has_newcomers:
-            assert self.runner is not None
-            if not self.runner.has_pending:
-                self._launch(self.runner, running)
-
-    def _launch(self, runner: Runner, batch: list[Row]) -> bool:
-        """Send a round to the device, if it is one that the device can run by itself."""
-        if not all(map(runner.takes, batch)):
-            return False
-        view, host_draft = self._view(batch, SIZES), None
-        if self.drafting.finds_copies:
-            host_draft = self._find(runner, batch, view)
-            if host_draft is None:
-                return False
-        lengths = self.drafting.lengths(view) if host_draft is None else host_draft.lengths
-        if not runner.drafts and any(lengths if host_draft is None else host_draft.drawn):
-            return False
-        if runner.may_reach_forced_token(batch, lengths):
-            return False
-        if runner.needs_new_table(batch, lengths):
-            if runner.has_pending:
-                return False
-            self.roster.let_go()  # whose slots others can have
-        elif not runner.may_follow(lengths):
-            return False
-        try:
-            runner.launch(batch, lengths, view, self.drafting.is_fixed, host_draft)
-        except CacheFull:  # for a second round, or for one that is shorter step by step
-            return False
-        except Exception as error:
-            runner.disable(error)
-            return False
-        return True
-
-    def _find(self, runner: Runner, batch: list[Row], view: BatchView) -> HostDraft | None:
-        """Copies for the coming round; None where it has to wait for the one under way, or to go step by step.
-
-        While a round is under way, copies are looked for behind the text as far as it is known. If one is worth
-        verifying, what is left of it is looked for again once that round's tokens are there; if none is, the coming
-        round is sent off without a copy. With a fixed length every round has the copy that it would have had.
-        """
-        if not runner.has_pending:
-            return self.drafting.host_draft(batch, view)
-        under_way, host_draft = runner.pending[-1].host_draft, None
-        if under_way is not None and under_way.guesses is None and not self.drafting.is_fixed:
-            host_draft, under_way = self.drafting.host_draft(batch, view), under_way.of_running()
-            if host_draft is None or [id(row) for row in under_way.rows] != [id(row) for row in batch]:
-                return None
-            under_way = replace(under_way, copies=host_draft.copies, guesses=host_draft.guesses)
-            runner.pending[-1].host_draft = under_way
-        drawn = self.drafting.lengths(view) if host_draft is None else host_draft.drawn
-        if under_way is None or under_way.has_copies or (self.drafting.is_fixed and any(drawn)):
-            return None
-        return self.drafting.without_copies(batch, drawn if view.is_mixed else (0,) * len(batch))
+        if rest and (not on_device or may_join or self._rounds.share.is_due):
+            by_host = self._rounds.run_on_host(rest, beside_device=bool(on_device))
+            if by_host is not None:
+                yield by_host
 
     def _go_on_by_modules(self, error: LayersNotBuilt) -> None:
         """Where fused layers could not be compiled, on this machine or for this shape: rows go on from their texts."""
@@ -818,34 +643,6 @@ class Engine:
         self.pair.is_stale = True  # until all of this has succeeded: a model that is refused is refused again
         self.roster.start_over()
         self.pair.renew(self.tokenizer, self._examine)
-
-    def _view(self, batch: list[Row], sizes: tuple[int, ...] = ()) -> BatchView:
-        """What a recorded round takes hardly depends on its rows: what is left of them, or unread, decides nothing.
-
-        Where first tokens are drawn from prompts' own passes, no first round has a draft, whoever reads the prompt: how
-        many tokens a row gains in a round, and so what it draws, must not depend on its neighbours.
-        """
-        is_behind = bool(sizes) and self.runner is not None and self.runner.has_pending  # a round of the same rows
-        most = [
-            0 if self._is_plain or (row.begins_plain and not row.round and not is_behind) else row.most_drafted
-            for row in batch
-        ]
-        return BatchView(
-            tuple(row.number for row in batch),
-            tuple(row.handle for row in batch),
-            tuple(min(length, self._most_drafted) for length in most),
-            self.drafting.is_mixed,
-            sizes,
-            next(self._round_numbers),
-            () if sizes else self._tokens_left(batch),
-            () if sizes else self.drafting.unread(batch),
-            self.drafting.needs_clock,
-        )
-
-    def _tokens_left(self, batch: list[Row]) -> tuple[int, ...]:
-        """Of rows that end by their budgets alone and leave their places to nobody; else nothing."""
-        is_whole = not self.roster.waiting and len(batch) == len(self.roster.running)
-        return tuple(row.remaining for row in batch) if is_whole and all(row.ends_by_budget for row in batch) else ()
 
     def _row(self, request: Request) -> Row:
         budget, output = self._budget(request), list[int]()
@@ -958,24 +755,6 @@ class Engine:
                 row.finish_reason = FinishReason.TIME
         self._retire()
 
-    def _keep_paths(self, rows: list[Row], trees: list[list[int]], kept: list[Kept]) -> None:
-        """The accepted path of each tree becomes the row's text; the keys of other branches go."""
-        for row, parents, path in zip(rows, trees, kept, strict=True):
-            if parents:
-                self.target.keep(row.number, self.target.length(row.number) - len(parents), path.nodes)
-
-    def _rewind_to_kept(self, done: VerifiedRound, progress: list[Progress]) -> None:
-        """Cut target and drafter back to what stands: everything in the history but its last token has been seen.
-
-        A rule may have emitted other tokens than were scored; from the first of those on nothing has been.
-        """
-        numbers, lengths = [row.number for row in done.rows], []
-        for row, block, kept, gained in zip(done.rows, done.blocks, done.kept, progress, strict=True):
-            scored = scored_block(block, kept, done.trees)[1:]
-            lengths.append(len(row.history) - 1 - _unscored(scored, gained.tokens[:-1]))
-        self.target.rewind(numbers, [min(n, self.target.length(r)) for r, n in zip(numbers, lengths, strict=True)])
-        self.drafting.notify("rewind", numbers, lengths)
-
     def _account(self, seconds: Seconds) -> None:
         self.seconds += seconds
         if self.runner is not None:
@@ -985,16 +764,3 @@ class Engine:
         self.roster.retire()
         if self.roster.is_empty:
             self.row_limit.lift()
-
-
-def _came_true(guess: Guess | None, gained: Progress) -> tuple[int, bool] | None:
-    """The evidence of a guess and whether it is the first token that a row gained; None where there is none of them."""
-    return None if guess is None or not gained.tokens else (guess.evidence, gained.tokens[0] == guess.token)
-
-
-def _unscored(drafted: list[int], emitted: tuple[int, ...]) -> int:
-    """How many of the emitted tokens come at or after the first that is not the draft's."""
-    if emitted == tuple(drafted[: len(emitted)]):
-        return 0
-    same = next(i for i, token in enumerate(emitted) if i >= len(drafted) or token != drafted[i])
-    return len(emitted) - same

@@ -28,6 +28,7 @@ class Roster:
         self.results: dict[int, RowResult] = {}  # by handle
         self.is_blocked = False  # whether the first of the waiting rows has to wait until another leaves
         self.is_crowded = False  # whether rounds under way have left no room for one of the others
+        self.is_plain = False  # whether the round under way goes without drafts, because there was no room for any
         self.num_preempted = 0  # how often a running row had to wait again because keys or memory ran out
         # Tokens of prompts that were looked for among keys which other rows had made, and those that were found there.
         self.num_prefix_queries = self.num_prefix_hits = 0
