@@ -46,14 +46,14 @@ def paged(num_tokens: int) -> PagedCache:
 
 def check_blocks(made: Engine) -> None:
     """Every block is free, findable or held as often as it is counted, in the caches of target and drafter."""
-    for cache in made._caches():
+    for cache in made.pair.caches:
         if isinstance(cache, PagedCache):
             cache.check()
 
 
 def check_nothing_is_held(made: Engine) -> None:
     check_blocks(made)
-    for cache in made._caches():
+    for cache in made.pair.caches:
         assert cache.rows == ()
         if isinstance(cache, PagedCache):
             assert cache.num_used == cache.pool.num_findable == 0
@@ -160,7 +160,7 @@ def watched_memory(patch: pytest.MonkeyPatch) -> list[int]:
 def beyond_live(made: Engine) -> float:
     """Of any row, tokens of memory beyond what is promised for blocks: its own, a twentieth of them, and a block."""
     found = [0.0]
-    for cache in made._caches():
+    for cache in made.pair.caches:
         if isinstance(cache, PagedCache):
             found += [
                 len(cache._blocks[row]) * cache.piece - 1.05 * cache.length(row) - cache.piece for row in cache.rows

@@ -21,20 +21,9 @@ from forerun.engine.adjust import adjuster
 from forerun.engine.admission import Admission
 from forerun.engine.bans import bans_of
 from forerun.engine.commit import VerifiedRound, outcome_of
-from forerun.engine.device.choose import describe
 from forerun.engine.device.runner import Runner
 from forerun.engine.device.shapes import SIZES, bucket
-from forerun.engine.device.warm_up import (
-    ALTERNATIVES,
-    KINDS,
-    Report,
-    WarmUp,
-    bounds_up_to,
-    prompts_up_to,
-    record_all,
-    record_passes,
-    sizes_up_to,
-)
+from forerun.engine.device.warm_up import Report, WarmUp, prompts_up_to, record
 from forerun.engine.drafting import Drafting
 from forerun.engine.faults import Faults
 from forerun.engine.host_round import judge_prompts
@@ -49,7 +38,7 @@ from forerun.engine.row import Progress, Row, RowResult
 from forerun.engine.stats import Seconds
 from forerun.engine.stops import StopRule
 from forerun.engine.turnstile import Turnstile
-from forerun.errors import InvalidArgument, LayersNotBuilt, OutOfMemory, RankLost, kind_and_line
+from forerun.errors import InvalidArgument, LayersNotBuilt, OutOfMemory, kind_and_line
 from forerun.kernels import on_device
 from forerun.kernels.variants import watched_variants
 from forerun.math.penalties import check_bias
@@ -281,53 +270,13 @@ class Engine:
         lengths = self._lengths_to_come(draft)
         with watched_variants() as variants, self.pair.evaluation():
             self._serve_nobody([2], lengths, 1)
-            count, remark = self._record_all(rows, lengths, longest, report)
+            with self._turnstile.stepping(), on_device(self.target.device), torch.inference_mode():
+                count, remark = record(self.pair, rows, lengths, longest, self._row, report)
             if self.runner is not None:
                 self._serve_nobody(prompts_up_to(longest), lengths, rows)
         self._account(Seconds())
         self.roster.num_prefix_queries = self.roster.num_prefix_hits = 0
         return WarmUp(self.clock() - started, count, "" if count else remark, variants.num_compiled)
-
-    def _record_all(self, rows: int, lengths: Sequence[int], longest: int, report: Report | None) -> tuple[int, str]:
-        """How many rounds were recorded, and what is said where there are none."""
-        runner = self.runner
-        remark = describe(runner, self.target, self.drafting.drafter, self.rule)
-        is_split = self.target.counterparts is not None
-        if runner is None or runner.is_disabled or not (runner.whole_rounds or is_split):
-            return 0, remark
-        with self._turnstile.stepping(), on_device(self.target.device), torch.inference_mode():
-            nobody = Request(prompt=(0, 0), max_new_tokens=1)
-            asked = [replace(nobody, params=params) for params in KINDS]
-            asked += [replace(asked[0], logprobs=number) for number in ALTERNATIVES]
-            likes, copies = list(map(self._row, asked)), self.drafting.finds_copies
-            try:
-                if is_split:
-                    count = record_passes(runner, rows, lengths, longest, report)
-                else:
-                    count = record_all(runner, rows, lengths, longest, likes, copies=copies, report=report)
-                bound = bounds_up_to(longest)[0]
-                if self.drafting.passes is not None:
-                    self.drafting.passes.prepare(sizes_up_to(rows), bound)
-                runner.record_prompts(bound, with_head=self.first_from_prompt)
-                self._rehearse_first_tokens(likes)
-                return count, remark
-            except RankLost:
-                raise
-            except Exception as error:
-                runner.disable(error)
-                return 0, str(error)
-
-    def _rehearse_first_tokens(self, likes: Sequence[Row]) -> None:
-        """Compile what judges the ends of prompts, which is not recorded, for rows like these and with penalties.
-
-        One row has code of its own, and so have multiples of sixteen.
-        """
-        if not self.first_from_prompt:
-            return
-        penalised = replace(likes[0].request, params=replace(likes[0].request.params, repetition_penalty=1.1))
-        for like, size in itertools.product((*likes, self._row(penalised)), (1, 2, 16)):
-            logits = torch.zeros(size, self.target.vocab_size, dtype=self.target.model.dtype, device=self.target.device)
-            judge_prompts([like] * size, logits, self.pair)
 
     @property
     def num_recordings(self) -> int:

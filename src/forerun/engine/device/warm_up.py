@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
 
+import torch
+
 from forerun.config import SamplingParams
+from forerun.engine.device.choose import describe
 from forerun.engine.device.runner import Runner
 from forerun.engine.device.shapes import POSITIONS, SMALLEST_KEY_BOUND, bucket, key_bound, next_power_of_two
+from forerun.engine.host_round import judge_prompts
+from forerun.engine.pair import Pair
+from forerun.engine.request import Request
 from forerun.engine.row import Row
+from forerun.errors import RankLost
 
 # Batches of one of these kinds have recordings of their own; all others share one that suits every kind.
 KINDS = (SamplingParams(temperature=1.0), SamplingParams())
@@ -54,6 +61,54 @@ def prompts_up_to(context: int) -> list[int]:
     longest = max(min(context, MOST_READ) - 1, 1)
     doubled = [1 << exponent for exponent in range(1, longest.bit_length())]
     return sorted({min(length, longest) for size in doubled for length in (size, size + 2, size + size // 2)})
+
+
+def record(
+    pair: Pair,
+    rows: int,
+    lengths: Sequence[int],
+    context: int,
+    row_of: Callable[[Request], Row],
+    report: Report | None = None,
+) -> tuple[int, str]:
+    """All that can be recorded: how many rounds those are, and what is said where there are none."""
+    runner, drafting = pair.runner, pair.drafting
+    remark, is_split = describe(runner, pair.target, drafting.drafter, pair.rule), pair.target.counterparts is not None
+    if runner is None or runner.is_disabled or not (runner.whole_rounds or is_split):
+        return 0, remark
+    nobody = Request(prompt=(0, 0), max_new_tokens=1)
+    asked = [replace(nobody, params=params) for params in KINDS]
+    asked += [replace(asked[0], logprobs=number) for number in ALTERNATIVES]
+    likes = list(map(row_of, asked))
+    try:
+        if is_split:
+            count = record_passes(runner, rows, lengths, context, report)
+        else:
+            count = record_all(runner, rows, lengths, context, likes, copies=drafting.finds_copies, report=report)
+        bound = bounds_up_to(context)[0]
+        if drafting.passes is not None:
+            drafting.passes.prepare(sizes_up_to(rows), bound)
+        runner.record_prompts(bound, with_head=pair.first_from_prompt)
+        if pair.first_from_prompt:
+            penalised = replace(asked[0], params=replace(asked[0].params, repetition_penalty=1.1))
+            _rehearse_first_tokens(pair, [*likes, row_of(penalised)])
+        return count, remark
+    except RankLost:
+        raise
+    except Exception as error:
+        runner.disable(error)
+        return 0, str(error)
+
+
+def _rehearse_first_tokens(pair: Pair, likes: Sequence[Row]) -> None:
+    """Compile what judges the ends of prompts, which is not recorded, for rows like these.
+
+    One row has code of its own, and so have multiples of sixteen.
+    """
+    target = pair.target
+    for like, size in product(likes, (1, 2, 16)):
+        logits = torch.zeros(size, target.vocab_size, dtype=target.model.dtype, device=target.device)
+        judge_prompts([like] * size, logits, pair)
 
 
 def record_all(
