@@ -18,7 +18,6 @@ from forerun.arguments import integer
 from forerun.cache.base import CacheFull
 from forerun.drafters.base import Drafter
 from forerun.engine.adjust import adjuster
-from forerun.engine.admission import Admission
 from forerun.engine.bans import bans_of
 from forerun.engine.commit import VerifiedRound, outcome_of
 from forerun.engine.device.runner import Runner
@@ -28,17 +27,18 @@ from forerun.engine.drafting import Drafting
 from forerun.engine.faults import Faults
 from forerun.engine.host_round import judge_prompts
 from forerun.engine.launching import Launching
-from forerun.engine.memory import MemoryFull, RowLimit, drop_tensors, is_out_of_memory
+from forerun.engine.memory import MemoryFull, is_out_of_memory
 from forerun.engine.pair import Pair
 from forerun.engine.reading import JOIN_TOKENS, PROMPT_TOKENS, PromptReader
 from forerun.engine.request import FinishReason, Request, check_fits
+from forerun.engine.room import Room
 from forerun.engine.roster import Roster
 from forerun.engine.rounds import Rounds
 from forerun.engine.row import Progress, Row, RowResult
 from forerun.engine.stats import Seconds
 from forerun.engine.stops import StopRule
 from forerun.engine.turnstile import Turnstile
-from forerun.errors import InvalidArgument, LayersNotBuilt, OutOfMemory, kind_and_line
+from forerun.errors import InvalidArgument, LayersNotBuilt
 from forerun.kernels import on_device
 from forerun.kernels.variants import watched_variants
 from forerun.math.penalties import check_bias
@@ -53,7 +53,6 @@ from forerun.types import BatchView, Rule
 
 # What a warm-up counts with where neither model nor caller says; and the longest draft, where the policy's is fixed.
 MOST_CONTEXT, USUAL_DRAFT, LONGEST_DRAFT = 8192, 8, 128
-MEMORY_IS_SHORT = "the newest row waits until others have ended, and one that is alone is tried once more"
 # A warm-up's own requests: how many tokens each gains, and how many of them are read in one step.
 NOBODYS_TOKENS, READING_TOGETHER = 4, 3
 
@@ -132,8 +131,8 @@ class Engine:
         self._owes_round = False  # whether the others go on before more is admitted
         self._handles = itertools.count()
         self.ahead = ahead
-        self.admission = Admission()
-        self.row_limit = RowLimit()
+        self._room = Room(self.pair, self.roster)
+        self.admission, self.row_limit = self._room.admission, self._room.row_limit
         self._rounds = Rounds(self.pair, self.roster)
         self._launching = Launching(self.pair, self.roster, self._rounds, ahead=ahead)
         self._reader = PromptReader(self.pair, self.roster, self.prompt_tokens)
@@ -382,8 +381,8 @@ class Engine:
                     return []
                 if not (is_out_of_memory(error) and self.pair.survives_memory):
                     raise
-                self._go_on_with_fewer(error, running)
-            self._give_back_memory()  # here: until an error has been dealt with, it holds what its steps had made
+                self._room.go_on_with_fewer(error, running)
+            self._room.give_back()  # here: until an error has been dealt with, it holds what its steps had made
 
     def _do_step(self) -> None:
         self._has_read = False
@@ -413,12 +412,12 @@ class Engine:
                     self._account(done.spent)  # last: what was recorded for the next round took this one's time
             except CacheFull as error:
                 is_short = isinstance(error, MemoryFull)
-                if not (self._make_memory(error) if is_short else self._make_room()):
+                if not (self._room.make_memory(error) if is_short else self._room.make()):
                     raise
                 if not is_short and not self._unsaid:
                     continue
             if is_short:
-                self._give_back_memory()
+                self._room.give_back()
                 continue
             places = {row.handle: place for place, row in enumerate(batch)}
             self._unsaid.sort(key=lambda entry: places.get(entry[0].handle, len(places)))
@@ -439,71 +438,6 @@ class Engine:
             row.is_reading, row.first_logits = False, None
         self._account(done.spent)
         self._launching.send_off_behind_prompts()
-
-    def _make_room(self) -> bool:
-        """Behind a round that found none: the newest row waits, and one that is alone goes without a draft."""
-        if len(self.roster.running) > 1:
-            self.roster.preempt_newest()
-            return True
-        if self.roster.is_plain:
-            return False
-        self.roster.is_plain = True
-        self.roster.rewind_to_history(self.roster.running.values())
-        return True
-
-    def _make_memory(self, error: CacheFull) -> bool:
-        """Behind a pass that ran out of memory: the newest row waits, and one that is alone is tried once more.
-
-        False where that was done already, or where all rows have to begin again from their texts.
-        """
-        rows = list(self.roster.running.values())
-        if len(rows) == 1 and self.row_limit.failures_alone:
-            return False
-        without_keys = [row for row in rows if self.target.length(row.number) < len(row.history) - 1]
-        if without_keys and self.target.observers:
-            return False
-        self._report_memory(error)
-        for row in without_keys:  # perhaps of a prompt that came along: in passes of bounded size from now on
-            row.is_reading = True
-        if len(rows) > 1:
-            self.row_limit.lower(len(rows) - 1)
-            self.roster.preempt_newest()
-        else:
-            self.row_limit.failures_alone += 1
-            self.roster.rewind_to_history(rows)
-        return True
-
-    def _go_on_with_fewer(self, error: BaseException, running: Sequence[Row]) -> None:
-        """All rows begin again from their texts, half as many at once. Raises where one that is alone has failed twice.
-
-        Half: each try reads all texts anew.
-        """
-        drop_tensors(error)
-        cause = error.__cause__ or error if isinstance(error, MemoryFull) else error
-        is_alone = len(running) <= 1
-        if is_alone and self.row_limit.failures_alone:
-            row = next(iter((*running, *self.roster.waiting)), None)
-            raise OutOfMemory(
-                f"memory ran out twice for a row that runs alone ({kind_and_line(cause)}): shorten its prompt, ask for "
-                "shorter drafts, or give the decoder fewer cache_tokens, which leaves more beside the keys",
-                None if row is None else row.handle,
-            ) from cause
-        self._report_memory(cause)
-        self.row_limit.failures_alone += is_alone
-        self.row_limit.lower(len(running) // 2)
-
-    def _report_memory(self, error: BaseException) -> None:
-        cause = error.__cause__ if isinstance(error, MemoryFull) else error
-        assert isinstance(cause, Exception)
-        self.faults.report(self.target.model, cause, MEMORY_IS_SHORT)
-
-    def _give_back_memory(self) -> None:
-        """What nobody needs: keys of rows that have ended, and what torch keeps for later."""
-        while self.prefixes.evict():
-            pass
-        self.roster.let_go()
-        if self.target.device.type == "cuda":
-            torch.cuda.empty_cache()
 
     def _commit_or_undo(self, done: VerifiedRound) -> list[Progress]:
         """Rows gain their tokens, or are where they were before. Once they have them they keep them.
@@ -625,10 +559,10 @@ class Engine:
         self.roster.let_go()
         if self.roster.waiting and not self.roster.running:
             self.pair.evaluate()
-        while self.roster.running and not self._has_room() and len(self.roster.running) > 1:
+        while self.roster.running and not self._room.is_there() and len(self.roster.running) > 1:
             self.roster.preempt_newest()
         while not self._took_in_waiting():
-            self._give_back_memory()
+            self._room.give_back()
 
     def _admit_behind(self, runner: Runner) -> None:
         """Newcomers' prompts follow the round under way at once, so that the device waits for no host in between.
@@ -647,7 +581,7 @@ class Engine:
         try:
             self._take_in_waiting()
         except MemoryFull as error:
-            if not self._make_memory(error):
+            if not self._room.make_memory(error):
                 raise
             return False
         return True
@@ -656,12 +590,12 @@ class Engine:
         """Waiting rows in their order, as long as they fit; what they have to read is read, as far as there is room."""
         started = self.clock()
         self.admission.recount()  # an error may have come between
-        while self.roster.waiting and self._may_take_in(self.roster.waiting[0]):
+        while self.roster.waiting and self._room.is_there_for(self.roster.waiting[0], self.max_rows):
             row = self.roster.waiting[0]
             self.roster.take_in(row, started)
             self.admission.count(row)
             if len(self.roster.running) == 1:
-                self._has_room()  # or kept rows go
+                self._room.is_there()  # or kept rows go
         self.admission.recount()
         self.roster.is_blocked = bool(self.roster.waiting)
         self._encode()
@@ -675,22 +609,6 @@ class Engine:
         for row in self.roster.running.values():
             if row.is_reading and (reason := self.target.why_unread(row.number)) is not None:
                 row.finish_reason, row.error = FinishReason.ERROR, reason
-
-    def _may_take_in(self, row: Row) -> bool:
-        """A row that is alone is always taken in: `add` has refused those that would not fit then."""
-        if not self.roster.running:
-            return True
-        limits = (self.max_rows, self.row_limit.most)
-        return all(most is None or len(self.roster.running) < most for most in limits) and self._has_room(row)
-
-    def _has_room(self, new: Row | None = None) -> bool:
-        """Whether running rows can go on, and a new one beside them; kept rows have to go if that helps."""
-        while not self.admission.fits(self.pair.caches, self.roster.running.values(), new):
-            if not self.prefixes.evict():
-                return False
-            self.roster.let_go()
-            self.admission.recount()
-        return True
 
     def _read_prompts(self) -> None:
         self._has_read = True

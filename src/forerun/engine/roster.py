@@ -125,9 +125,10 @@ class Roster:
 
     def rewind_to_history(self, rows: Iterable[Row]) -> None:
         """Forget all keys of a round that did not come to its end."""
-        lengths = {}
+        lengths: dict[int, int] = {}
         for row in rows:
-            row.first_logits, lengths[row.number] = None, len(row.history) - 1
+            row.first_logits = None
+            lengths[row.number] = len(row.history) - 1
         self.target.rewind(list(lengths), [min(n, self.target.length(r)) for r, n in lengths.items()])
         self.pair.drafting.notify("rewind", list(lengths), list(lengths.values()))
 
