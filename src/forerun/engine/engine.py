@@ -165,6 +165,11 @@ class Engine:
         return self.roster.num_prefix_hits
 
     @property
+    def num_recordings(self) -> int:
+        """Pieces of work that were recorded as CUDA graphs so far."""
+        return self.pair.num_recordings
+
+    @property
     def clock(self) -> Callable[[], float]:
         return self.pair.clock
 
@@ -222,12 +227,55 @@ class Engine:
             self.roster.waiting.append(row)
             return row.handle
 
+    def _row(self, request: Request) -> Row:
+        budget, output = self._budget(request), list[int]()
+        if request.prediction and not self.drafting.takes_predictions:
+            raise InvalidArgument("prediction: the drafter takes none; give Chain(PredictedText(), drafter)")
+        self.admission.check(self.pair.caches, len(request.prompt), budget)
+        stop = StopRule(request, budget, self.tokenizer)
+        adjust = adjuster(request, output, self.target.kernels)
+        row = Row(next(self._handles), request, list(request.prompt), output, stop, adjust, bans_of(request))
+        row.begins_plain, row.added = self.first_from_prompt, self.clock()
+        return row
+
+    def _budget(self, request: Request) -> int:
+        """New tokens a row may have: what was asked for, or what the model's context leaves."""
+        if max(request.prompt) >= self.target.vocab_size or min(request.prompt) < 0:
+            bad = next(t for t in request.prompt if not 0 <= t < self.target.vocab_size)
+            raise InvalidArgument(f"prompt token {bad} is outside the target's vocabulary of {self.target.vocab_size}")
+        check_bias(request.params.logit_bias, self.target.vocab_size)
+        if request.stop_strings and not hasattr(self.tokenizer, "decode"):
+            lack = "pass tokenizer= as well" if self.tokenizer is None else "the one given has no method decode"
+            raise InvalidArgument(f"stop_strings need the tokenizer: {lack}")
+        self.target.check_source(request.source)
+        limit = self.target.context_length
+        if limit is None:
+            return request.max_new_tokens
+        check_fits(request.prompt, limit)
+        return min(request.max_new_tokens, limit - len(request.prompt))
+
     def notice_changes(self) -> None:
         """What `add` does before a first row: go on with models that were changed as they are now."""
         with self._turnstile.calling():
             if self.roster.is_empty and self.run_by in (None, current_thread()):
                 with on_device(self.target.device):
                     self._look_again()
+
+    def _look_again(self) -> None:
+        """Before the first row of a call: are target and draft models still those that everything here is made from?
+
+        What was made from other modules or weights is made anew, and no key of theirs is kept. Weights whose values
+        alone have changed are read where they lie by whatever there is, but kept keys were made by the old ones.
+        """
+        if self.pair.has_changed:
+            self._make_anew()
+        self.roster.drop_old_weights_keys()
+
+    def _make_anew(self) -> None:
+        """All that is made from the models, as they are now; rows begin again from their texts."""
+        self.pair.is_stale = True  # until all of this has succeeded: a model that is refused is refused again
+        self.roster.start_over()
+        self.pair.renew(self.tokenizer, self._examine)
 
     def abort(self, *handles: int) -> None:
         """End rows with what they have, which their results tell; one that has ended stays as it is. Within a step (a
@@ -242,6 +290,256 @@ class Engine:
             except BaseException:
                 self.roster.start_over()
                 raise
+
+    def postpone(self, seconds: float) -> None:
+        """Move the deadlines of all rows: time spent on compiling is not decoding."""
+        for row in self.roster.rows:
+            if row.request.deadline is not None:
+                row.request = replace(row.request, deadline=row.request.deadline + seconds)
+
+    def take_results(self) -> list[RowResult]:
+        """Finished sequences since the last call."""
+        return list(self.take_results_by_handle().values())
+
+    def take_results_by_handle(self) -> dict[int, RowResult]:
+        """The same by the handles that `add` gave."""
+        with self._turnstile.calling():
+            results, self.roster.results = self.roster.results, {}
+        return results
+
+    def check_caller(self) -> None:
+        """Raise where another thread adds and steps."""
+        if self.run_by not in (None, current_thread()):
+            raise InvalidArgument("an AsyncEngine runs this engine: give requests to its submit(), which steps as well")
+
+    def step(self) -> list[Progress]:
+        """One round for every row: admit, run, commit, observe, retire.
+
+        Rows that need the host beside rows whose rounds the device runs by itself may have to wait for a later step.
+        """
+        self.check_caller()
+        refuse_autocast(self.target.model, self.target.device)
+        with self._turnstile.stepping(), on_device(self.target.device):
+            return self._step()
+
+    @torch.inference_mode()
+    def _step(self) -> list[Progress]:
+        while True:
+            try:
+                self._do_step()
+                if self.row_limit.note_step():
+                    self.roster.is_blocked = False
+                return self._say()
+            except BaseException as error:  # anywhere: a user's Ctrl-C, a tokenizer or a model that fails, no memory
+                running = list(self.roster.running.values())
+                self.roster.start_over()
+                if isinstance(error, LayersNotBuilt) and self.target.counterparts is None:
+                    self._go_on_by_modules(error)
+                    return []
+                if not (is_out_of_memory(error) and self.pair.survives_memory):
+                    raise
+                self._room.go_on_with_fewer(error, running)
+            self._room.give_back()  # here: until an error has been dealt with, it holds what its steps had made
+
+    def _go_on_by_modules(self, error: LayersNotBuilt) -> None:
+        """Where fused layers could not be compiled, on this machine or for this shape: rows go on from their texts."""
+        self.faults.report(self.target.body, error, "the model's own modules run from now on, slower")
+        choose.refuse(self.target.model)
+        with torch.inference_mode(False):  # as between two calls
+            self._make_anew()
+
+    def _do_step(self) -> None:
+        self._has_read = False
+        if not self._unsaid:  # or a step was interrupted, and what it had gained comes first
+            is_pending = self.runner is not None and self.runner.has_pending
+            if not (is_pending or self.roster.unjudged or (self._owes_round and self.roster.decoding)):
+                self._admit()
+            self._expire()
+            if self.roster.unjudged and not is_pending:
+                self._judge_prompts()
+            else:
+                self._owes_round = False
+                self._round()
+        self._retire_behind_round()
+
+    def _admit(self) -> None:
+        """Take waiting rows in, in their order, as long as their keys fit beside those of the running ones."""
+        self.roster.let_go()
+        if self.roster.waiting and not self.roster.running:
+            self.pair.evaluate()
+        while self.roster.running and not self._room.is_there() and len(self.roster.running) > 1:
+            self.roster.preempt_newest()
+        while True:
+            try:
+                return self._take_in_waiting()
+            except MemoryFull as error:
+                if not self._room.make_memory(error):
+                    raise
+            self._room.give_back()
+
+    def _take_in_waiting(self) -> None:
+        """Waiting rows in their order, as long as they fit; what they have to read is read, as far as there is room."""
+        started = self.clock()
+        self.admission.recount()  # an error may have come between
+        while self.roster.waiting and self._room.is_there_for(self.roster.waiting[0], self.max_rows):
+            row = self.roster.waiting[0]
+            self.roster.take_in(row, started)
+            self.admission.count(row)
+            if len(self.roster.running) == 1:
+                self._room.is_there()  # or kept rows go
+        self.admission.recount()
+        self.roster.is_blocked = bool(self.roster.waiting)
+        self._encode()
+        if self.roster.reading:
+            self._read_prompts()
+            self.seconds.prefill += self.clock() - started
+
+    def _encode(self) -> None:
+        """Sources of new rows; one that the encoder cannot read ends its own row alone."""
+        self.target.encode()
+        for row in self.roster.running.values():
+            if row.is_reading and (reason := self.target.why_unread(row.number)) is not None:
+                row.finish_reason, row.error = FinishReason.ERROR, reason
+
+    def _read_prompts(self) -> None:
+        self._has_read = True
+        together = self.begins_together or (self.call is not None and self.call() is not None)
+        self._reader.read(self.prompt_tokens, self.join_tokens, together=together)
+
+    def _expire(self) -> None:
+        now = self.clock()
+        for row in self.roster.rows:
+            if row.request.deadline is not None and now >= row.request.deadline:
+                row.finish_reason = FinishReason.TIME
+        self._retire()
+
+    def _judge_prompts(self) -> None:
+        """First tokens for rows whose prompts have been read: a step of their own, so that they are told at once.
+
+        The next round of all rows is sent off behind it, or else is the next step: newcomers that come one after the
+        other keep nobody from going on.
+        """
+        self.roster.is_plain = False
+        rows, self._owes_round = self.roster.unjudged, True
+        logits = torch.stack([row.first_logits for row in rows if row.first_logits is not None])
+        done = judge_prompts(rows, logits, self.pair)
+        self._commit_or_undo(done)
+        for row in rows:
+            row.is_reading, row.first_logits = False, None
+        self._account(done.spent)
+        self._launching.send_off_behind_prompts()
+
+    def _round(self) -> None:
+        """One round of all rows that decode. Where their keys run out of room, the newest row waits for the others."""
+        self.roster.is_plain = False
+        while batch := self._batch():
+            is_short = self._has_read = False  # where a try of this round fails, the next one reads what it needs
+            try:
+                for done in self._run(batch):
+                    gained = self._commit_or_undo(done)
+                    self.admission.observe(bucket(max(map(len, done.blocks), default=1)))
+                    self.drafting.observe(outcome_of(done, gained))
+                    self._launching.send_off_behind(done)
+                    self._account(done.spent)  # last: what was recorded for the next round took this one's time
+            except CacheFull as error:
+                is_short = isinstance(error, MemoryFull)
+                if not (self._room.make_memory(error) if is_short else self._room.make()):
+                    raise
+                if not is_short and not self._unsaid:
+                    continue
+            if is_short:
+                self._room.give_back()
+                continue
+            places = {row.handle: place for place, row in enumerate(batch)}
+            self._unsaid.sort(key=lambda entry: places.get(entry[0].handle, len(places)))
+            return
+
+    def _batch(self) -> list[Row]:
+        """Rows that decode in the coming round: all whose prompts have been read."""
+        decoding = self.roster.decoding
+        if not decoding and self.roster.running and not self._has_read:  # those that decoded have ended meanwhile
+            self._read_prompts()
+            decoding = self.roster.decoding
+        return self.roster.in_order(decoding)
+
+    def _run(self, batch: list[Row]) -> Iterator[VerifiedRound]:
+        """Draft, score and verify: first the rows that the device can run by itself, then the others step by step.
+
+        What the device has done is committed before the others' round begins, and the next one is on its way.
+        """
+        on_device: set[int] = set()
+        self._reader.room = self.prompt_tokens
+        if self._launching.send_off(batch, self.arrivals):
+            assert self.runner is not None
+            self._admit_behind(self.runner)
+            done = self.runner.collect()
+            on_device = {row.handle for row in done.rows}
+            self._rounds.share.add_device_round(done.seconds.decoding)
+            yield done
+        rest = [row for row in batch if row.handle not in on_device]
+        if not on_device and self.runner is not None:
+            self.runner.release_table()
+        may_join = self.runner is not None and any(map(self.runner.may_take, rest))
+        if rest and (not on_device or may_join or self._rounds.share.is_due):
+            by_host = self._rounds.run_on_host(rest, beside_device=bool(on_device))
+            if by_host is not None:
+                yield by_host
+
+    def _admit_behind(self, runner: Runner) -> None:
+        """Newcomers' prompts follow the round under way at once, so that the device waits for no host in between.
+
+        Where rows lie in blocks: there a new row moves no other, and no entry of the round's table writes to its keys.
+        A round may hold more memory than admission has counted, because it is recorded for longer drafts. What then
+        finds no room goes on being read: nobody can be sent away while a round is under way, but in the next step.
+        """
+        has_newcomers = self.roster.waiting or self.roster.reading
+        if has_newcomers and runner.has_pending and not (self.target.cache.reads_in_place or self.target.observers):
+            with suppress(CacheFull):
+                self._take_in_waiting()
+
+    def _commit_or_undo(self, done: VerifiedRound) -> list[Progress]:
+        """Rows gain their tokens, or are where they were before. Once they have them they keep them.
+
+        A round that the policy has seen must not be done again: its lengths would then be chosen by someone who knows
+        what the same random numbers came to.
+        """
+        marks, said = [row.mark() for row in done.rows], len(self._unsaid)
+        try:
+            gained = self._rounds.commit(done)
+            self._unsaid += zip(done.rows, gained, strict=True)
+        except BaseException:
+            del self._unsaid[said:]
+            for row, mark in zip(done.rows, marks, strict=True):
+                row.go_back(mark)
+            raise
+        return gained
+
+    def _account(self, seconds: Seconds) -> None:
+        self.seconds += seconds
+        if self.runner is not None:
+            self.seconds.capture = self.runner.recorder.seconds + self.drafting.capture_seconds
+
+    def _retire_behind_round(self) -> None:
+        """Keys that cannot be given back must not cost anybody the tokens that this step has gained."""
+        try:
+            self._retire()
+        except Exception as error:
+            self.faults.report(self.target.cache, error, "all keys are dropped, and rows go on from their texts")
+            self.roster.start_over()
+
+    def _retire(self) -> None:
+        self.roster.retire()
+        if self.roster.is_empty:
+            self.row_limit.lift()
+
+    def _say(self, handles: Collection[int] | None = None) -> list[Progress]:
+        """What rows have gained, or some of them, counted into their statistics."""
+        told = None if handles is None else frozenset(handles)
+        said = [entry for entry in self._unsaid if told is None or entry[0].handle in told]
+        for row, _ in said:
+            row.count()
+        self._unsaid = [] if told is None else [entry for entry in self._unsaid if entry[0].handle not in told]
+        return [gained for _, gained in said]
 
     def warm_up(
         self, rows: int = 64, draft: int | None = None, context: int | None = None, report: Report | None = None
@@ -276,11 +574,6 @@ class Engine:
         self._account(Seconds())
         self.roster.num_prefix_queries = self.roster.num_prefix_hits = 0
         return WarmUp(self.clock() - started, count, "" if count else remark, variants.num_compiled)
-
-    @property
-    def num_recordings(self) -> int:
-        """Pieces of work that were recorded as CUDA graphs so far."""
-        return self.pair.num_recordings
 
     def _lengths_to_come(self, most: int | None) -> list[int]:
         """Of drafts up to `most` tokens. Where rounds are recorded, the policy is offered no others from now on."""
@@ -333,301 +626,3 @@ class Engine:
     def _finish(self) -> None:
         while not self.is_idle:
             self.step()
-
-    def postpone(self, seconds: float) -> None:
-        """Move the deadlines of all rows: time spent on compiling is not decoding."""
-        for row in self.roster.rows:
-            if row.request.deadline is not None:
-                row.request = replace(row.request, deadline=row.request.deadline + seconds)
-
-    def take_results(self) -> list[RowResult]:
-        """Finished sequences since the last call."""
-        return list(self.take_results_by_handle().values())
-
-    def take_results_by_handle(self) -> dict[int, RowResult]:
-        """The same by the handles that `add` gave."""
-        with self._turnstile.calling():
-            results, self.roster.results = self.roster.results, {}
-        return results
-
-    def step(self) -> list[Progress]:
-        """One round for every row: admit, run, commit, observe, retire.
-
-        Rows that need the host beside rows whose rounds the device runs by itself may have to wait for a later step.
-        """
-        self.check_caller()
-        refuse_autocast(self.target.model, self.target.device)
-        with self._turnstile.stepping(), on_device(self.target.device):
-            return self._step()
-
-    def check_caller(self) -> None:
-        """Raise where another thread adds and steps."""
-        if self.run_by not in (None, current_thread()):
-            raise InvalidArgument("an AsyncEngine runs this engine: give requests to its submit(), which steps as well")
-
-    @torch.inference_mode()
-    def _step(self) -> list[Progress]:
-        while True:
-            try:
-                self._do_step()
-                if self.row_limit.note_step():
-                    self.roster.is_blocked = False
-                return self._say()
-            except BaseException as error:  # anywhere: a user's Ctrl-C, a tokenizer or a model that fails, no memory
-                running = list(self.roster.running.values())
-                self.roster.start_over()
-                if isinstance(error, LayersNotBuilt) and self.target.counterparts is None:
-                    self._go_on_by_modules(error)
-                    return []
-                if not (is_out_of_memory(error) and self.pair.survives_memory):
-                    raise
-                self._room.go_on_with_fewer(error, running)
-            self._room.give_back()  # here: until an error has been dealt with, it holds what its steps had made
-
-    def _do_step(self) -> None:
-        self._has_read = False
-        if not self._unsaid:  # or a step was interrupted, and what it had gained comes first
-            is_pending = self.runner is not None and self.runner.has_pending
-            if not (is_pending or self.roster.unjudged or (self._owes_round and self.roster.decoding)):
-                self._admit()
-            self._expire()
-            if self.roster.unjudged and not is_pending:
-                self._judge_prompts()
-            else:
-                self._owes_round = False
-                self._round()
-        self._retire_behind_round()
-
-    def _round(self) -> None:
-        """One round of all rows that decode. Where their keys run out of room, the newest row waits for the others."""
-        self.roster.is_plain = False
-        while batch := self._batch():
-            is_short = self._has_read = False  # where a try of this round fails, the next one reads what it needs
-            try:
-                for done in self._run(batch):
-                    gained = self._commit_or_undo(done)
-                    self.admission.observe(bucket(max(map(len, done.blocks), default=1)))
-                    self.drafting.observe(outcome_of(done, gained))
-                    self._launching.send_off_behind(done)
-                    self._account(done.spent)  # last: what was recorded for the next round took this one's time
-            except CacheFull as error:
-                is_short = isinstance(error, MemoryFull)
-                if not (self._room.make_memory(error) if is_short else self._room.make()):
-                    raise
-                if not is_short and not self._unsaid:
-                    continue
-            if is_short:
-                self._room.give_back()
-                continue
-            places = {row.handle: place for place, row in enumerate(batch)}
-            self._unsaid.sort(key=lambda entry: places.get(entry[0].handle, len(places)))
-            return
-
-    def _judge_prompts(self) -> None:
-        """First tokens for rows whose prompts have been read: a step of their own, so that they are told at once.
-
-        The next round of all rows is sent off behind it, or else is the next step: newcomers that come one after the
-        other keep nobody from going on.
-        """
-        self.roster.is_plain = False
-        rows, self._owes_round = self.roster.unjudged, True
-        logits = torch.stack([row.first_logits for row in rows if row.first_logits is not None])
-        done = judge_prompts(rows, logits, self.pair)
-        self._commit_or_undo(done)
-        for row in rows:
-            row.is_reading, row.first_logits = False, None
-        self._account(done.spent)
-        self._launching.send_off_behind_prompts()
-
-    def _commit_or_undo(self, done: VerifiedRound) -> list[Progress]:
-        """Rows gain their tokens, or are where they were before. Once they have them they keep them.
-
-        A round that the policy has seen must not be done again: its lengths would then be chosen by someone who knows
-        what the same random numbers came to.
-        """
-        marks, said = [row.mark() for row in done.rows], len(self._unsaid)
-        try:
-            gained = self._rounds.commit(done)
-            self._unsaid += zip(done.rows, gained, strict=True)
-        except BaseException:
-            del self._unsaid[said:]
-            for row, mark in zip(done.rows, marks, strict=True):
-                row.go_back(mark)
-            raise
-        return gained
-
-    def _say(self, handles: Collection[int] | None = None) -> list[Progress]:
-        """What rows have gained, or some of them, counted into their statistics."""
-        told = None if handles is None else frozenset(handles)
-        said = [entry for entry in self._unsaid if told is None or entry[0].handle in told]
-        for row, _ in said:
-            row.count()
-        self._unsaid = [] if told is None else [entry for entry in self._unsaid if entry[0].handle not in told]
-        return [gained for _, gained in said]
-
-    def _retire_behind_round(self) -> None:
-        """Keys that cannot be given back must not cost anybody the tokens that this step has gained."""
-        try:
-            self._retire()
-        except Exception as error:
-            self.faults.report(self.target.cache, error, "all keys are dropped, and rows go on from their texts")
-            self.roster.start_over()
-
-    def _batch(self) -> list[Row]:
-        """Rows that decode in the coming round: all whose prompts have been read."""
-        decoding = self.roster.decoding
-        if not decoding and self.roster.running and not self._has_read:  # those that decoded have ended meanwhile
-            self._read_prompts()
-            decoding = self.roster.decoding
-        return self.roster.in_order(decoding)
-
-    def _run(self, batch: list[Row]) -> Iterator[VerifiedRound]:
-        """Draft, score and verify: first the rows that the device can run by itself, then the others step by step.
-
-        What the device has done is committed before the others' round begins, and the next one is on its way.
-        """
-        on_device: set[int] = set()
-        self._reader.room = self.prompt_tokens
-        if self._launching.send_off(batch, self.arrivals):
-            assert self.runner is not None
-            self._admit_behind(self.runner)
-            done = self.runner.collect()
-            on_device = {row.handle for row in done.rows}
-            self._rounds.share.add_device_round(done.seconds.decoding)
-            yield done
-        rest = [row for row in batch if row.handle not in on_device]
-        if not on_device and self.runner is not None:
-            self.runner.release_table()
-        may_join = self.runner is not None and any(map(self.runner.may_take, rest))
-        if rest and (not on_device or may_join or self._rounds.share.is_due):
-            by_host = self._rounds.run_on_host(rest, beside_device=bool(on_device))
-            if by_host is not None:
-                yield by_host
-
-    def _go_on_by_modules(self, error: LayersNotBuilt) -> None:
-        """Where fused layers could not be compiled, on this machine or for this shape: rows go on from their texts."""
-        self.faults.report(self.target.body, error, "the model's own modules run from now on, slower")
-        choose.refuse(self.target.model)
-        with torch.inference_mode(False):  # as between two calls
-            self._make_anew()
-
-    def _look_again(self) -> None:
-        """Before the first row of a call: are target and draft models still those that everything here is made from?
-
-        What was made from other modules or weights is made anew, and no key of theirs is kept. Weights whose values
-        alone have changed are read where they lie by whatever there is, but kept keys were made by the old ones.
-        """
-        if self.pair.has_changed:
-            self._make_anew()
-        self.roster.drop_old_weights_keys()
-
-    def _make_anew(self) -> None:
-        """All that is made from the models, as they are now; rows begin again from their texts."""
-        self.pair.is_stale = True  # until all of this has succeeded: a model that is refused is refused again
-        self.roster.start_over()
-        self.pair.renew(self.tokenizer, self._examine)
-
-    def _row(self, request: Request) -> Row:
-        budget, output = self._budget(request), list[int]()
-        if request.prediction and not self.drafting.takes_predictions:
-            raise InvalidArgument("prediction: the drafter takes none; give Chain(PredictedText(), drafter)")
-        self.admission.check(self.pair.caches, len(request.prompt), budget)
-        stop = StopRule(request, budget, self.tokenizer)
-        adjust = adjuster(request, output, self.target.kernels)
-        row = Row(next(self._handles), request, list(request.prompt), output, stop, adjust, bans_of(request))
-        row.begins_plain, row.added = self.first_from_prompt, self.clock()
-        return row
-
-    def _budget(self, request: Request) -> int:
-        """New tokens a row may have: what was asked for, or what the model's context leaves."""
-        if max(request.prompt) >= self.target.vocab_size or min(request.prompt) < 0:
-            bad = next(t for t in request.prompt if not 0 <= t < self.target.vocab_size)
-            raise InvalidArgument(f"prompt token {bad} is outside the target's vocabulary of {self.target.vocab_size}")
-        check_bias(request.params.logit_bias, self.target.vocab_size)
-        if request.stop_strings and not hasattr(self.tokenizer, "decode"):
-            lack = "pass tokenizer= as well" if self.tokenizer is None else "the one given has no method decode"
-            raise InvalidArgument(f"stop_strings need the tokenizer: {lack}")
-        self.target.check_source(request.source)
-        limit = self.target.context_length
-        if limit is None:
-            return request.max_new_tokens
-        check_fits(request.prompt, limit)
-        return min(request.max_new_tokens, limit - len(request.prompt))
-
-    def _admit(self) -> None:
-        """Take waiting rows in, in their order, as long as their keys fit beside those of the running ones."""
-        self.roster.let_go()
-        if self.roster.waiting and not self.roster.running:
-            self.pair.evaluate()
-        while self.roster.running and not self._room.is_there() and len(self.roster.running) > 1:
-            self.roster.preempt_newest()
-        while not self._took_in_waiting():
-            self._room.give_back()
-
-    def _admit_behind(self, runner: Runner) -> None:
-        """Newcomers' prompts follow the round under way at once, so that the device waits for no host in between.
-
-        Where rows lie in blocks: there a new row moves no other, and no entry of the round's table writes to its keys.
-        A round may hold more memory than admission has counted, because it is recorded for longer drafts. What then
-        finds no room goes on being read: nobody can be sent away while a round is under way, but in the next step.
-        """
-        has_newcomers = self.roster.waiting or self.roster.reading
-        if has_newcomers and runner.has_pending and not (self.target.cache.reads_in_place or self.target.observers):
-            with suppress(CacheFull):
-                self._take_in_waiting()
-
-    def _took_in_waiting(self) -> bool:
-        """The same in steps: False where memory ran out on the way and the newest row was sent back to wait."""
-        try:
-            self._take_in_waiting()
-        except MemoryFull as error:
-            if not self._room.make_memory(error):
-                raise
-            return False
-        return True
-
-    def _take_in_waiting(self) -> None:
-        """Waiting rows in their order, as long as they fit; what they have to read is read, as far as there is room."""
-        started = self.clock()
-        self.admission.recount()  # an error may have come between
-        while self.roster.waiting and self._room.is_there_for(self.roster.waiting[0], self.max_rows):
-            row = self.roster.waiting[0]
-            self.roster.take_in(row, started)
-            self.admission.count(row)
-            if len(self.roster.running) == 1:
-                self._room.is_there()  # or kept rows go
-        self.admission.recount()
-        self.roster.is_blocked = bool(self.roster.waiting)
-        self._encode()
-        if self.roster.reading:
-            self._read_prompts()
-            self.seconds.prefill += self.clock() - started
-
-    def _encode(self) -> None:
-        """Sources of new rows; one that the encoder cannot read ends its own row alone."""
-        self.target.encode()
-        for row in self.roster.running.values():
-            if row.is_reading and (reason := self.target.why_unread(row.number)) is not None:
-                row.finish_reason, row.error = FinishReason.ERROR, reason
-
-    def _read_prompts(self) -> None:
-        self._has_read = True
-        together = self.begins_together or (self.call is not None and self.call() is not None)
-        self._reader.read(self.prompt_tokens, self.join_tokens, together=together)
-
-    def _expire(self) -> None:
-        now = self.clock()
-        for row in self.roster.rows:
-            if row.request.deadline is not None and now >= row.request.deadline:
-                row.finish_reason = FinishReason.TIME
-        self._retire()
-
-    def _account(self, seconds: Seconds) -> None:
-        self.seconds += seconds
-        if self.runner is not None:
-            self.seconds.capture = self.runner.recorder.seconds + self.drafting.capture_seconds
-
-    def _retire(self) -> None:
-        self.roster.retire()
-        if self.roster.is_empty:
-            self.row_limit.lift()
