@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import gc
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
+from torch import Tensor
 
 pytest.importorskip("numba")
 
 from forerun.kernels.cpu.narrow import NarrowWeight
 from forerun.loading import load_model, piecewise, quantise, tensor_files
+from loading.wide_bytes import older_ones_unseen, wide_bytes
 from support.folders import VOCAB, save
 from support.tiny import tiny_model
 
@@ -30,7 +30,7 @@ def saved(folder: Path, dtype: torch.dtype = torch.float32, **options: Any) -> P
 def loaded_first(monkeypatch: pytest.MonkeyPatch, folder: Path, **options: Any) -> Any:
     """By transformers, whole, and quantised afterwards."""
     with monkeypatch.context() as patch:
-        patch.setattr(piecewise.PiecewiseFolder, "of", lambda *_: None)
+        patch.setattr(piecewise.Piecewise, "of_folder", lambda *_: None)
         return load_model(folder, device="cpu", **options).model
 
 
@@ -86,50 +86,31 @@ class TensorPeak:
         self.most, self.calls = 0, 0
         format_for, encode = quantise._ENCODERS[scheme]
         patch.setitem(quantise._ENCODERS, scheme, (format_for, self._noting(encode)))
-        gc.collect()
-        gc.freeze()  # what is there already is not listed: looking at all objects took a tenth of a second each time
 
     def _noting(self, encode: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
         def noted(values: Tensor) -> Tensor:
             self.calls += 1
-            self.most = max(self.most, _wide_bytes())
+            self.most = max(self.most, wide_bytes())
             return encode(values)
 
         return noted
 
 
-def _wide_bytes() -> int:
-    """Of memory that newer tensors of floats hold, each piece once; what is expanded holds one number."""
-    return sum({memory.data_ptr(): memory.nbytes() for memory in _memories()}.values())
-
-
-def _memories() -> Iterator[torch.UntypedStorage]:
-    for each in gc.get_objects():
-        if type(each) in (Tensor, nn.Parameter) and each.is_floating_point() and not each.is_meta:
-            yield each.untyped_storage()
-
-
-@pytest.fixture
-def thawed() -> Iterator[None]:
-    """Objects that were left out of sight are the collector's again."""
-    yield
-    gc.unfreeze()
-
-
-@pytest.mark.usefixtures("thawed")
 def test_no_more_than_some_rows_are_wide_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And the control: loaded first, all matrices are wide when the first is rounded."""
     monkeypatch.setattr(quantise, "AT_ONCE", 8192)
     folder = saved(tmp_path, num_hidden_layers=2)
     small = 32 << 10  # norms, buffers, a copy of the rows at hand
     peak = TensorPeak(monkeypatch, "int8")
-    model = load_model(folder, device="cpu", quantize="int8").model
+    with older_ones_unseen():
+        model = load_model(folder, device="cpu", quantize="int8").model
     wide = 4 * sum(w.numel() for w in model.parameters() if isinstance(w, NarrowWeight))
     layer = 4 * sum(w.numel() for w in model.model.layers[0].parameters())
     assert peak.calls > 2 * 7 and wide > 2 * layer
     assert 0 < peak.most <= 4 * 8192 + small < layer
     control = TensorPeak(monkeypatch, "int8")
-    loaded_first(monkeypatch, folder, quantize="int8")
+    with older_ones_unseen():
+        loaded_first(monkeypatch, folder, quantize="int8")
     assert control.most > 0.9 * wide
 
 
@@ -167,6 +148,6 @@ def test_an_adapter_beside_the_weights_is_not_lost(tmp_path: Path) -> None:
     folder = saved(tmp_path)
     (folder / tensor_files.ADAPTER).write_text("{}")
     sketch = tiny_model("llama", vocab=VOCAB, hidden_size=64, intermediate_size=128)
-    assert piecewise.PiecewiseFolder.of(folder, sketch, torch.float32) is None
+    assert piecewise.Piecewise.of_folder(folder, sketch, torch.float32) is None
     (folder / tensor_files.ADAPTER).unlink()
-    assert piecewise.PiecewiseFolder.of(folder, sketch, torch.float32) is not None
+    assert piecewise.Piecewise.of_folder(folder, sketch, torch.float32) is not None

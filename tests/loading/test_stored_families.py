@@ -94,7 +94,7 @@ def test_the_same_weights_are_quantised(tmp_path: Path, family: str, monkeypatch
     save(tmp_path, described_model(family))
     model = forerun.load(tmp_path, device="cpu", quantize="int8").model
     with monkeypatch.context() as patch:
-        patch.setattr(piecewise.PiecewiseFolder, "of", lambda *_: None)
+        patch.setattr(piecewise.Piecewise, "of_folder", lambda *_: None)
         first = forerun.load(tmp_path, device="cpu", quantize="int8").model
     products = [module for module in model.modules() if isinstance(module, nn.Linear | Conv1D)]
     rounded = [module for module in products if isinstance(module.weight, NarrowWeight)]

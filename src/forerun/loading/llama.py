@@ -10,6 +10,7 @@ from torch import Tensor
 
 from forerun.errors import UnsupportedModel
 from forerun.loading.gguf import GgufFile
+from forerun.loading.rotary import FACTORS
 from forerun.math.blocks import BlockFormat
 
 _OUTER = {
@@ -60,16 +61,25 @@ def llama_config(file: GgufFile) -> Any:
 def llama_weights(file: GgufFile) -> dict[str, Tensor]:
     """Every tensor of the file, float32, under its name in `LlamaForCausalLM`."""
     return {
-        _model_name(file, name): record.format.decode(_rows(file, name).flatten()).view(record.shape)
+        _model_name(file, name): record.format.decode(llama_rows(file, name).flatten()).view(record.shape)
         for name, record in file.records.items()
     }
+
+
+def is_llama(file: GgufFile) -> bool:
+    return bool(file.metadata.get("general.architecture") == "llama")
+
+
+def llama_names(file: GgufFile) -> dict[str, str]:
+    """Of every tensor its name in `LlamaForCausalLM` and in the file. Factors of frequencies are a configuration's."""
+    return {_model_name(file, name): name for name in file.records if name not in FACTORS}
 
 
 def llama_blocks(file: GgufFile) -> Iterator[tuple[str, Tensor, BlockFormat]]:
     """The file's matrices as they are stored: name in `LlamaForCausalLM`, bytes [rows, bytes of a row], format."""
     for name, record in file.records.items():
         if len(record.shape) == 2:
-            yield _model_name(file, name), _rows(file, name), record.format
+            yield _model_name(file, name), llama_rows(file, name), record.format
 
 
 def _refuse_what_is_not_plain(file: GgufFile) -> None:
@@ -92,7 +102,7 @@ def _model_name(file: GgufFile, name: str) -> str:
     return f"model.layers.{layer}.{_INNER[part]}.weight"
 
 
-def _rows(file: GgufFile, name: str) -> Tensor:
+def llama_rows(file: GgufFile, name: str) -> Tensor:
     """A tensor's bytes [rows, bytes of a row], rows in transformers' order."""
     raw = file.stored(name).view(file.records[name].shape[0], -1)
     heads = file.need("llama.attention.head_count")

@@ -33,16 +33,16 @@ from forerun.loading.converted import understood
 from forerun.loading.gguf import check_whole, read_gguf
 from forerun.loading.hub import fetched_file, fetched_folder
 from forerun.loading.quantise import check_scheme, quantise
-from forerun.loading.rotary import FACTORS, read_scaling, scaled_config
+from forerun.loading.rotary import read_scaling, scaled_config
 from forerun.loading.rounding import round_weights
 from forerun.loading.shards import check_divides
 from forerun.loading.sizes import check_layer_counts, check_size, stored_values
 from forerun.loading.source import EMBEDDED, WHISPER, ModelSource, resolve, wheel_of
-from forerun.loading.stored import can_keep, half_dtype, keep_blocks, keep_halves, widened_formats
+from forerun.loading.stored import can_keep, half_dtype, is_matrix, keep_blocks, keep_halves, widened_formats
 from forerun.loading.tensor_files import GENERATION
 
 if TYPE_CHECKING:
-    from forerun.loading.piecewise import PiecewiseFolder
+    from forerun.loading.piecewise import Piecewise
 
 COMPUTED = frozenset({torch.float64, torch.float32, torch.bfloat16, torch.float16})
 STORED = "stored"
@@ -280,7 +280,9 @@ class LoadRequest:
             sketch = self._sketch(loader, config, folder)
             half = self._half_dtype(config, folder, processes)
             pieces = self._pieces(sketch, config, folder, processes, half)
-            if pieces is not None and (made := self._in_pieces(type(sketch), config, pieces, half)) is not None:
+            if pieces is not None and (made := self._in_pieces(type(sketch), config, pieces, folder, half)) is not None:
+                return made
+            if (path := self._gguf_path()) is not None and (made := self._gguf_in_pieces(loader, path)) is not None:
                 return made
             model, report = loader.from_pretrained(
                 self.source.location,
@@ -295,8 +297,8 @@ class LoadRequest:
                 _forget_blocks(model)
             if half is not None:
                 keep_halves(model, half)
-            elif self.keeps_stored and (path := self._gguf_path() or self.source.blocks) is not None:
-                keep_blocks(model, path, is_ours=not self.source.gguf_file)
+            elif self.keeps_stored and (blocks := path or self.source.blocks) is not None:
+                keep_blocks(model, blocks, is_ours=path is None)
             if self.quantize is not None:
                 self._quantise(model)
         return (model if processes > 1 else model.to(self.device)).eval()
@@ -336,7 +338,7 @@ class LoadRequest:
 
     def _pieces(
         self, sketch: Any, config: Any, folder: Path | None, processes: int, half: torch.dtype | None
-    ) -> PiecewiseFolder | None:
+    ) -> Piecewise | None:
         """How to read a folder so that its weights are quantised meanwhile, or stay halves; None: it is loaded first.
 
         Blocks that stay as they are stored are refused by whoever quantises.
@@ -347,18 +349,22 @@ class LoadRequest:
             return None
         if self.device.type != "cpu":
             return None
-        from forerun.loading.piecewise import PiecewiseFolder
+        from forerun.loading.piecewise import Piecewise
 
-        return PiecewiseFolder.of(folder, sketch, self.dtype)
+        return Piecewise.of_folder(folder, sketch, self.dtype)
 
-    def _in_pieces(self, kind: Any, config: Any, pieces: PiecewiseFolder, half: torch.dtype | None) -> Any:
+    def _in_pieces(
+        self, kind: Any, config: Any, pieces: Piecewise, folder: Path | None, half: torch.dtype | None
+    ) -> Any:
         """The model; None where transformers makes other weights of the files than they hold."""
         from forerun.models.bodies.matrices import matrices
 
-        model = self._from_state(kind, config, pieces.state(), pieces.place)
+        model = self._from_state(kind, config, pieces.state(), folder)
         if not pieces.take(model):
             return None
         keeping = set((None if half is None else matrices(model)) or ())
+        if self.source.gguf_file and self.keeps_stored:
+            keeping = set(filter(is_matrix, model.modules()))
         if self.quantize is not None:
             quantise(model, self.quantize, self.source.name, with_head=self.quantize_head, rows_of=pieces.rows)
         pieces.fill(model, keeping, is_mapped=self.quantize is None)
@@ -366,8 +372,26 @@ class LoadRequest:
             keep_halves(model, half)  # of files that call a model's tensors by other names
         return model.eval()
 
-    def _from_state(self, kind: Any, config: Any, state: dict[str, torch.Tensor], folder: Path) -> Any:
-        """A model of this class with these tensors, as transformers loads it from the folder."""
+    def _gguf_in_pieces(self, loader: Any, path: Path) -> Any:
+        """The model of a GGUF file whose matrices stay in their blocks, or are quantised meanwhile; None: it is loaded
+        first, and who quantises refuses blocks that stay."""
+        if self.device.type != "cpu" or self.keeps_stored == (self.quantize is not None):
+            return None
+        from transformers import AutoConfig
+
+        from forerun.loading.piecewise import Piecewise
+
+        config = self._gguf_options().get("config") or AutoConfig.from_pretrained(self.source.location, **self.options)
+        check_layer_counts(config.to_dict(), self.source.name)
+        if (sketch := _drawn(loader, config)) is None:
+            return None
+        if (pieces := Piecewise.of_gguf(path, sketch, self.dtype)) is None:
+            return None
+        check_size(sketch, pieces.num_values, self.source.name)
+        return self._in_pieces(type(sketch), config, pieces, None, None)
+
+    def _from_state(self, kind: Any, config: Any, state: dict[str, torch.Tensor], folder: Path | None) -> Any:
+        """A model of this class with these tensors, as transformers loads it from the source."""
         from transformers import GenerationConfig
 
         model, report = kind.from_pretrained(
@@ -375,7 +399,7 @@ class LoadRequest:
         )
         _check_report(report, kind.__name__, self.source.name)
         model.name_or_path = model.config.name_or_path = str(self.source.location)
-        if (folder / GENERATION).is_file():
+        if folder is not None and (folder / GENERATION).is_file():
             model.generation_config = GenerationConfig.from_pretrained(folder)
         return model
 
@@ -419,7 +443,7 @@ class LoadRequest:
             return {}
         from transformers import AutoConfig
 
-        file = read_gguf(path, only=FACTORS)
+        file = read_gguf(path, skips_unknown=True)  # and see that nothing is cut short
         check_whole(file)
         if (scaling := read_scaling(file)) is None:
             return {}
@@ -456,13 +480,18 @@ class LoadRequest:
         stored = None if folder is None else stored_values(folder, config)
         if stored is None:
             return None
-        try:
-            with torch.device("meta"):
-                sketch = loader.from_config(config, trust_remote_code=False)
-        except Exception:  # transformers will say the same, and better, when it loads the model
-            return None
-        check_size(sketch, stored, self.source.name)
+        if (sketch := _drawn(loader, config)) is not None:
+            check_size(sketch, stored, self.source.name)
         return sketch
+
+
+def _drawn(loader: Any, config: Any) -> Any:
+    """A model on the meta device; None where it cannot be made."""
+    try:
+        with torch.device("meta"):
+            return loader.from_config(config, trust_remote_code=False)
+    except Exception:  # transformers will say the same, and better, when it loads the model
+        return None
 
 
 def _plain(config: Any) -> Any:

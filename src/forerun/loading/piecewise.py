@@ -1,4 +1,5 @@
-"""A checkpoint whose matrices are quantised, or stay halves, while they are read: it is never in memory whole and wide.
+"""A checkpoint whose matrices are quantised, or stay as they are stored, while they are read: it is never in memory
+whole and wide.
 
 transformers gets a state in which each such matrix is one number seen many times: its place, no memory. The matrices
 follow from their files, some rows at a time or as they are stored.
@@ -6,57 +7,155 @@ follow from their files, some rows at a time or as they are stored.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+import math
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 from transformers.conversion_mapping import get_model_conversion_mapping
 
+from forerun.errors import UnsupportedModel
+from forerun.kernels.cpu.narrow import narrow_parameter
+from forerun.loading.gguf import GgufFile, read_gguf
+from forerun.loading.llama import is_llama, llama_names, llama_rows
 from forerun.loading.quantise import own_rows, rows_at_once
-from forerun.loading.stored import kept_half
+from forerun.loading.stored import can_keep_blocks, kept_half
 from forerun.loading.tensor_files import model_tensors, read_rows, read_tensor, shape_of
 from forerun.models.bodies.matrices import is_turned, may_hold
 
 
-class PiecewiseFolder:
-    """A folder, and which of its tensors are read later."""
+class StoredTensor(Protocol):
+    """A tensor in a file."""
 
-    def __init__(self, place: Path, files: dict[str, Path], left: frozenset[str], dtype: torch.dtype) -> None:
-        self.place, self._files, self.left, self._dtype = place, files, left, dtype
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    def read(self) -> Tensor:
+        """All of it, as numbers; it may lie in the file's own memory."""
+        ...
+
+    def rows(self, count: int, is_turned: bool) -> Iterator[Tensor]:
+        """So many rows at a time, or columns as rows, copied: a view would keep all that was read in memory."""
+        ...
+
+    def kept(self, is_turned: bool, is_mapped: bool) -> nn.Parameter | None:
+        """As it is stored, in the memory of the file where that `is_mapped`; None where it must be wide."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class FileTensor:
+    """One of a safetensors file."""
+
+    path: Path
+    name: str
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return shape_of(self.path, self.name)
+
+    def read(self) -> Tensor:
+        return read_tensor(self.path, self.name)
+
+    def rows(self, count: int, is_turned: bool) -> Iterator[Tensor]:
+        return read_rows(self.path, self.name, count, is_turned)
+
+    def kept(self, is_turned: bool, is_mapped: bool) -> nn.Parameter | None:
+        stored = self.read()
+        return kept_half(stored if is_mapped else stored.clone(), is_turned)
+
+
+@dataclass(frozen=True, slots=True)
+class BlockTensor:
+    """One of a GGUF file; of a matrix, rows in transformers' order."""
+
+    file: GgufFile
+    name: str
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.file.records[self.name].shape
+
+    def read(self) -> Tensor:
+        if len(self.shape) != 2:
+            return self.file.tensor(self.name)
+        return self._decoded(llama_rows(self.file, self.name))
+
+    def rows(self, count: int, is_turned: bool) -> Iterator[Tensor]:
+        assert not is_turned  # a Llama's matrices have their outputs first
+        return map(self._decoded, llama_rows(self.file, self.name).split(count))
+
+    def kept(self, is_turned: bool, is_mapped: bool) -> nn.Parameter | None:
+        """Copied: the file may be replaced while we run."""
+        stored = self.file.records[self.name].format
+        if len(self.shape) != 2 or not can_keep_blocks(stored, self.shape[1]):
+            return None
+        return narrow_parameter(llama_rows(self.file, self.name).clone(), stored)
+
+    def _decoded(self, rows: Tensor) -> Tensor:
+        return self.file.records[self.name].format.decode(rows.flatten()).view(len(rows), self.shape[1])
+
+
+class Piecewise:
+    """The tensors of a checkpoint by their names in the model, and which of them are read later."""
+
+    def __init__(self, tensors: Mapping[str, StoredTensor], left: frozenset[str], dtype: torch.dtype) -> None:
+        self._tensors, self.left, self._dtype = tensors, left, dtype
         self._names: dict[int, str] = {}  # of the model's parameters that are places only
 
     @classmethod
-    def of(cls, folder: Path, sketch: Any, dtype: torch.dtype) -> PiecewiseFolder | None:
+    def of_folder(cls, folder: Path, sketch: Any, dtype: torch.dtype) -> Piecewise | None:
         """For a model built on the meta device; None where transformers does more than copy tensors by their names."""
         files = model_tensors(folder, sketch.config)
         if files is None or get_model_conversion_mapping(sketch, add_legacy=False):
             return None
+        return cls._of({name: FileTensor(path, name) for name, path in files.items()}, sketch, dtype)
+
+    @classmethod
+    def of_gguf(cls, path: Path, sketch: Any, dtype: torch.dtype) -> Piecewise | None:
+        """The same of a GGUF file; None where it is no plain Llama's, or has blocks that only transformers decodes."""
+        file = read_gguf(path, skips_unknown=True)
+        if file.unread or not is_llama(file) or get_model_conversion_mapping(sketch, add_legacy=False):
+            return None
+        try:
+            names = llama_names(file)
+        except UnsupportedModel:
+            return None
+        return cls._of({ours: BlockTensor(file, name) for ours, name in names.items()}, sketch, dtype)
+
+    @classmethod
+    def _of(cls, tensors: Mapping[str, StoredTensor], sketch: Any, dtype: torch.dtype) -> Piecewise:
         modules = dict(sketch.named_modules(remove_duplicate=False))
         embedding = sketch.get_input_embeddings()  # of a class of its own in some families
         left = set()
-        for name, path in files.items():
+        for name, tensor in tensors.items():
             owner, _, last = name.rpartition(".")
             module = modules.get(owner)
             if module is None or last != "weight" or not (module is embedding or may_hold(module)):
                 continue
-            if tuple(module._parameters["weight"].shape) == shape_of(path, name):
+            if tuple(module._parameters["weight"].shape) == tensor.shape:
                 left.add(name)
         # Whether two matrices are one is for transformers to see where the files have both: places are all alike.
         for pair in getattr(sketch, "all_tied_weights_keys", {}).items():
-            if files.keys() >= set(pair):
+            if tensors.keys() >= set(pair):
                 left -= set(pair)
-        return cls(folder, files, frozenset(left), dtype)
+        return cls(tensors, frozenset(left), dtype)
+
+    @property
+    def num_values(self) -> int:
+        return sum(math.prod(tensor.shape) for tensor in self._tensors.values())
 
     def state(self) -> dict[str, Tensor]:
         """For transformers. What is kept is copied: a view would keep its whole file mapped."""
         found = {}
-        for name, path in self._files.items():
+        for name, tensor in self._tensors.items():
             if name in self.left:
-                found[name] = torch.ones(1, dtype=self._dtype).expand(shape_of(path, name))
+                found[name] = torch.ones(1, dtype=self._dtype).expand(tensor.shape)
             else:
-                found[name] = read_tensor(path, name).clone()
+                found[name] = tensor.read().clone()
         return found
 
     def take(self, model: nn.Module) -> bool:
@@ -76,12 +175,12 @@ class PiecewiseFolder:
             yield from own_rows(weight, is_turned)
             return
         size = weight.shape[0 if is_turned else 1]
-        yield from read_rows(self._files[name], name, rows_at_once(size), is_turned)
+        yield from self._tensors[name].rows(rows_at_once(size), is_turned)
 
     def fill(self, model: nn.Module, keeping: Collection[nn.Module] = (), is_mapped: bool = False) -> None:
-        """Read those that were not quantised after all: wide, or those of the modules `keeping` halves as halves.
+        """Read those that were not quantised after all: wide, or as they are stored in modules that are `keeping` them.
 
-        `is_mapped`: halves may stay in the memory of their file, of which then nearly all is in use.
+        `is_mapped`: these may stay in the memory of their file, of which then nearly all is in use.
         """
         made: dict[int, nn.Parameter] = {}
         for module in model.modules():
@@ -89,10 +188,9 @@ class PiecewiseFolder:
                 if weight is None or (name := self._names.get(id(weight))) is None:
                     continue
                 if id(weight) not in made:
-                    stored, kept = read_tensor(self._files[name], name), None
-                    if module in keeping:
-                        kept = kept_half(stored if is_mapped else stored.clone(), is_turned(module))
-                    made[id(weight)] = _wide(stored, self._dtype) if kept is None else kept
+                    tensor = self._tensors[name]
+                    kept = tensor.kept(is_turned(module), is_mapped) if module in keeping else None
+                    made[id(weight)] = _wide(tensor.read(), self._dtype) if kept is None else kept
                 module._parameters[last] = made[id(weight)]
 
 

@@ -29,7 +29,7 @@ def check_layer_counts(config: Mapping[str, Any], name: str) -> None:
     for field, count in _layer_counts(config):
         if count > MOST_LAYERS:
             raise UnsupportedModel(
-                f"{name!r} has {field}={count} in its config.json; no model has more than {MOST_LAYERS} layers: "
+                f"{name!r} has {field}={count} in its configuration; no model has more than {MOST_LAYERS} layers: "
                 f"{REMEDY}"
             )
 
@@ -59,7 +59,7 @@ def check_size(sketch: nn.Module, stored: int, name: str) -> None:
     needed = sum(parameter.numel() for parameter in sketch.parameters())
     if needed > SPARE * stored + SMALL:
         raise UnsupportedModel(
-            f"{name!r} asks for {needed:,} parameters in its config.json and its files hold {stored:,}: {REMEDY}"
+            f"{name!r} asks for {needed:,} parameters in its configuration and its files hold {stored:,}: {REMEDY}"
         )
 
 

@@ -21,7 +21,7 @@ from forerun.errors import ForerunError
 from forerun.kernels import why_not_numba
 from forerun.kernels.cpu.narrow import NarrowWeight, narrow_parameter
 from forerun.loading.gguf import read_gguf
-from forerun.loading.llama import llama_blocks
+from forerun.loading.llama import is_llama, llama_blocks
 from forerun.loading.sizes import stored_types
 from forerun.math.blocks import BlockFormat, format_named
 
@@ -91,11 +91,12 @@ def keep_blocks(model: nn.Module, path: Path, is_ours: bool) -> None:
     kept: dict[int, nn.Parameter] = {}
     for name, raw, stored in _blocks(path):
         module, _, last = name.rpartition(".")
-        if module not in modules or not _is_matrix(modules[module], last) or not _pays(stored):
+        if module not in modules or not is_matrix(modules[module]) or last != "weight":
             continue
         weight = modules[module]._parameters[last]
         assert weight is not None
-        if raw.shape[1] // stored.size * stored.values != weight.shape[1] or not _fits(weight.shape[1]):
+        is_whole = raw.shape[1] // stored.size * stored.values == weight.shape[1]
+        if not is_whole or not can_keep_blocks(stored, weight.shape[1]):
             continue
         narrow = narrow_parameter(raw.clone(), stored)  # the file may be replaced while we run
         if is_ours or torch.equal(stored.decode(raw.flatten()).view(weight.shape), weight):
@@ -124,12 +125,18 @@ def widened_formats(path: Path) -> dict[str, int]:
 
 def _narrow_ones(path: Path) -> Iterator[tuple[str, Tensor, BlockFormat]]:
     file = read_gguf(path, skips_unknown=True)
-    if file.metadata.get("general.architecture") == "llama":
-        yield from (block for block in llama_blocks(file) if block[2].name != "F32")
+    if is_llama(file):
+        yield from llama_blocks(file)
 
 
-def _is_matrix(module: nn.Module, name: str) -> bool:
-    return name == "weight" and type(module) in (nn.Linear, nn.Embedding)
+def is_matrix(module: nn.Module) -> bool:
+    """Whether its weight may be blocks."""
+    return type(module) in (nn.Linear, nn.Embedding)
+
+
+def can_keep_blocks(stored: BlockFormat, size: int) -> bool:
+    """Whether rows of this size are multiplied as they are stored, and in less time than in float32."""
+    return stored.name != "F32" and _fits(size) and _pays(stored)
 
 
 def _fits(size: int) -> bool:
