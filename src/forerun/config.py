@@ -154,8 +154,9 @@ class SpeculationSettings:
     """Compiled products on a CPU: 'auto' where they measure faster than torch's, 'on' wherever they fit, 'off' never.
     On a GPU Triton kernels for passes, draws and verification, unless 'off'. Numbers agree up to rounding."""
     cache_tokens: int | None = None
-    """Keep keys and values of at most N tokens, all sequences together; those that do not fit wait. By default
-    131072 on a GPU, or what 40 % of its free memory hold; elsewhere as many as are needed."""
+    """Keep keys and values of at most N tokens, all sequences together, those of what an encoder has read included;
+    sequences that do not fit wait. By default 131072 on a GPU (262144 of an encoder-decoder model), or what 40 % of its
+    free memory hold; elsewhere as many as are needed."""
     cache_dtype: Literal["int8", "fp8"] | None = None
     """On a GPU, round keys and values to eight bits: half the memory and half the reading of long texts, and ANOTHER
     MODEL, whose text follows the rounded keys."""

@@ -74,8 +74,9 @@ class SpeculativeDecoder:
     on a CUDA device may be recorded as graphs, which costs a moment once a shape (`result.stats.seconds.capture`) and
     saves most of the host's time in every round after it. A drafter or a policy that fails costs its draft and a
     warning, and `engine.first_fault` keeps the first traceback; with `strict` the error is raised.
-    All rows together have keys of at most `cache_tokens` tokens; rows that do not fit wait. None: on a GPU a share of
-    the memory that is free when the first row comes, elsewhere as many as rows need; `decoder.cache` tells.
+    All rows together have keys of at most `cache_tokens` tokens, those of what an encoder has read included; rows that
+    do not fit wait. None: on a GPU a share of the memory that is free when the first row comes, elsewhere as many as
+    rows need; `decoder.cache` tells.
     `cache_dtype` ("int8", "fp8") on a GPU rounds keys and values to eight bits, each head of each token by a scale of
     its own: half the memory and half the reading of long texts, and another model, whose text follows the rounded keys.
     A target of a class that the test suite has not proven with the installed transformers is first tried on a few short

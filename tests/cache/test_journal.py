@@ -20,8 +20,8 @@ CHANGING = {
 }  # fmt: skip
 # What leaves rows, slots, lengths and blocks as they are. `move`, `layer` and `write` are a pass's own doing.
 READING = {
-    "addresses", "beside", "digest", "has_room", "layer", "length", "locate", "move", "needs", "num_bytes", "read",
-    "replay", "slot", "takes", "write",
+    "addresses", "beside", "digest", "for_sources", "has_room", "keys_of_source", "keys_to_read", "layer", "length",
+    "locate", "move", "needs", "num_bytes", "read", "replay", "slot", "takes", "write",
 }  # fmt: skip
 KINDS: dict[str, Callable[[], KeyValueCache]] = {
     "ragged": RaggedCache,

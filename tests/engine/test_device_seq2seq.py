@@ -13,6 +13,7 @@ import pytest
 import torch
 from pytest import MonkeyPatch
 
+from forerun.cache.paged import PagedCache
 from forerun.config import Kernels, SamplingParams
 from forerun.drafters import DraftModel, PromptLookup
 from forerun.engine import Engine, Request
@@ -37,12 +38,15 @@ def with_kernels(monkeypatch: MonkeyPatch) -> None:
         monkeypatch.setenv("FORERUN_KERNELS", "auto")
 
 
-def texts(family: str, drafter: str, on_device: bool, params: SamplingParams, rule: Rule = Rule.TOKEN) -> Texts:
+def texts(
+    family: str, drafter: str, on_device: bool, params: SamplingParams, rule: Rule = Rule.TOKEN, is_paged: bool = False
+) -> Texts:
     """Seven rows that begin and end at different times; two read the same source."""
     model, draft = tiny_model(family), draft_of(tiny_model(family))
     if ON_GPU:
         model, draft = copy.deepcopy(model).cuda(), draft.cuda()
-    target = Seq2SeqScorer(model, use=Kernels.AUTO if ON_GPU else Kernels.OFF)
+    cache = PagedCache(512, torch.device("cpu"), block_size=8) if is_paged else None  # on a GPU there are blocks anyway
+    target = Seq2SeqScorer(model, cache=cache, use=Kernels.AUTO if ON_GPU else Kernels.OFF)
     guesser: Any = {
         "shared": lambda: DraftModel(draft, shares_encoder=True),
         "own": lambda: DraftModel(draft),
@@ -80,6 +84,15 @@ def test_recorded_rounds_say_the_same(family: str, drafter: str) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error", ForerunWarning)
         assert texts(family, drafter, True, params) == texts(family, drafter, False, params)
+
+
+@pytest.mark.skipif(ON_GPU, reason="the same as above on a GPU")
+@pytest.mark.quick("shared-t5_gated")
+@pytest.mark.parametrize("family", ("whisper", "bart", "t5_gated", "moonshine"))
+@pytest.mark.parametrize("drafter", ("shared", "none"))
+def test_recorded_rounds_over_blocks_say_the_same(family: str, drafter: str) -> None:
+    params = SamplingParams(temperature=1.0)
+    assert texts(family, drafter, True, params, is_paged=True) == texts(family, drafter, False, params)
 
 
 def test_control_a_directory_that_names_the_neighbours_source(monkeypatch: MonkeyPatch) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import random
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
@@ -16,8 +16,8 @@ import pytest
 import torch
 
 from engine.device_engines import CUT, SAMPLED, Texts, engine, finish, requests, texts
+from engine.room import SIZE, check_blocks, check_nothing_is_held, paged, watched_memory
 from forerun.cache.base import STRAY, KeyValueCache
-from forerun.cache.blocks import BlockPool
 from forerun.cache.paged import PagedCache
 from forerun.cache.ragged import RaggedCache
 from forerun.config import Kernels
@@ -36,27 +36,7 @@ from support.finish import finished
 from support.seq2seq import rows_of, source_of
 from support.tiny import draft_of, plain_greedy, ragged_prompts, tiny_model
 
-SIZE = 8
 BUDGET = 768  # tokens, for more rows than fit
-
-
-def paged(num_tokens: int) -> PagedCache:
-    return PagedCache(num_tokens, torch.device("cpu"), block_size=SIZE)
-
-
-def check_blocks(made: Engine) -> None:
-    """Every block is free, findable or held as often as it is counted, in the caches of target and drafter."""
-    for cache in made.pair.caches:
-        if isinstance(cache, PagedCache):
-            cache.check()
-
-
-def check_nothing_is_held(made: Engine) -> None:
-    check_blocks(made)
-    for cache in made.pair.caches:
-        assert cache.rows == ()
-        if isinstance(cache, PagedCache):
-            assert cache.num_used == cache.pool.num_findable == 0
 
 
 WAYS = [
@@ -133,28 +113,6 @@ def test_a_thousand_rows_never_exceed_the_budget(cache: Any, budget: int, monkey
     check_nothing_is_held(made)
     assert {result.request.request_id: result.tokens for result in made.take_results()} == want
     assert 0.8 * budget < max(most) <= budget and most_rows > 20
-
-
-def watched_memory(patch: pytest.MonkeyPatch) -> list[int]:
-    """Tokens that rows hold memory for, after every change of it."""
-    seen, resize = [0], RaggedCache._resize
-
-    def resized(cache: RaggedCache, *given: int) -> None:
-        resize(cache, *given)
-        seen.append(cache.num_slots * cache.capacity)
-
-    def counted(method: Callable[..., Any]) -> Callable[..., Any]:
-        def call(pool: BlockPool, *given: int) -> Any:
-            found = method(pool, *given)
-            seen.append((pool.num_blocks - pool.num_available) * pool.size)
-            return found
-
-        return call
-
-    patch.setattr(RaggedCache, "_resize", resized)
-    for name in ("take", "hold"):
-        patch.setattr(BlockPool, name, counted(getattr(BlockPool, name)))
-    return seen
 
 
 def beyond_live(made: Engine) -> float:

@@ -13,6 +13,7 @@ from torch import Tensor
 from transformers import UMT5Config, UMT5ForConditionalGeneration
 
 from forerun import DraftModel, EarlyExit, SpeculativeDecoder, Tree
+from forerun.cache.paged import PagedCache
 from forerun.cache.ragged import RaggedCache
 from forerun.errors import ForerunWarning, InvalidArgument, UnsupportedModel
 from forerun.math.attention import Form
@@ -32,17 +33,17 @@ TEXTS = ((2, 5, 9, 20, 33, 7, 41, 6, 50, 81, 12, 3, 3, 64, 17), (2, 11), (2, 50,
 CUTS = (4, 1, 2)  # how much of each text is there before the rest is scored
 
 
-def scorer(family: str, form: Form = Form.AUTO, rows: Any = (0, 1, 2)) -> Seq2SeqScorer:
-    made = Seq2SeqScorer(tiny_model(family), form)
+def scorer(family: str, form: Form = Form.AUTO, rows: Any = (0, 1, 2), cache: Any = None) -> Seq2SeqScorer:
+    made = Seq2SeqScorer(tiny_model(family), form, cache)
     for row in rows:
         made.admit(row)
         made.read(row, source_of(rows_of(family)[row]))
     return made
 
 
-def scored(family: str, form: Form) -> tuple[Tensor, Tensor]:
+def scored(family: str, form: Form, cache: Any = None) -> tuple[Tensor, Tensor]:
     """Ours in two passes of ragged blocks, and plain forwards."""
-    made = scorer(family, form)
+    made = scorer(family, form, cache=cache)
     first = made.score(range(3), [text[:cut] for text, cut in zip(TEXTS, CUTS, strict=True)]).split(list(CUTS))
     rest = [text[cut:] for text, cut in zip(TEXTS, CUTS, strict=True)]
     second = made.score(range(3), rest).split([len(block) for block in rest])
@@ -58,10 +59,22 @@ def test_ragged_rows_score_as_plain_forwards(family: str, form: Form) -> None:
     check(*scored(family, form))
 
 
+@pytest.mark.quick(every=3)
+@pytest.mark.parametrize("family", ALL)
+def test_rows_and_sources_in_blocks_score_as_plain_forwards(family: str) -> None:
+    """Both in blocks of one pool, which neither fills."""
+    check(*scored(family, Form.AUTO, in_blocks()))
+
+
+def in_blocks() -> PagedCache:
+    return PagedCache(256, torch.device("cpu"), block_size=8)
+
+
 @pytest.mark.parametrize("family", SEQ2SEQ_FAMILIES)
-def test_trees_are_scored_as_their_paths(family: str) -> None:
+@pytest.mark.parametrize("is_paged", (False, True))
+def test_trees_are_scored_as_their_paths(family: str, is_paged: bool) -> None:
     """Two rows end in trees of different shapes: every node sees its own path, its source and its own position."""
-    made, model = scorer(family, rows=(0, 1)), tiny_model(family)
+    made, model = scorer(family, rows=(0, 1), cache=in_blocks() if is_paged else None), tiny_model(family)
     made.feed([0, 1], [TEXTS[0][:6], TEXTS[1][:1]])
     logits = made.score([0, 1], [[7, 8, 9, 30, 31], [5, 40, 41]], trees=[[-1, 0, 0, 1, 2], [-1, 0, 0]])
     paths = [(7,), (7, 8), (7, 9), (7, 8, 30), (7, 9, 31)], [(5,), (5, 40), (5, 41)]
@@ -213,7 +226,7 @@ def test_sources_whose_keys_find_no_memory_wait_on(monkeypatch: MonkeyPatch) -> 
     monkeypatch.setattr(RaggedCache, "write", failing)
     with pytest.raises(torch.OutOfMemoryError):
         made.score(range(3), [[2]] * 3)
-    assert calls[1] is made.sources.cache and len(made.sources.waiting) == 3 and not made.sources.cache.rows
+    assert calls[1] is made.sources.cache and len(made.sources.waiting) == 3
     made.release(0)
     check(
         made.score([1, 2], [[2]] * 2),

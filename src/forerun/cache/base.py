@@ -11,7 +11,7 @@ import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -73,6 +73,23 @@ class NewRow:
     end: int  # keys it will need at first
 
 
+class SourceRoom(Protocol):
+    """What an encoder has read for the rows of a cache: keys and values in memory that counts as that cache's."""
+
+    @property
+    def cache(self) -> KeyValueCache:
+        """Where they lie; its rows are sources."""
+        ...
+
+    def is_read(self, source: Source) -> bool:
+        """Whether a row reads it, so that it has its memory."""
+        ...
+
+    def keys_of(self, source: Source) -> int:
+        """How many there are of it, or will be at most."""
+        ...
+
+
 class RowsRead:
     """The rows of one pass as attention in torch reads them: `rows` says in which slots of `of(layer)` they lie."""
 
@@ -98,6 +115,7 @@ class KeyValueCache(ABC):
         self.layers: dict[int, CacheLayer] = {}
         self.version = 0  # counts how often keys have moved: who holds their addresses looks here
         self.journal: CacheJournal | None = None  # where a cache in another process is to follow this one
+        self.sources: SourceRoom | None = None  # what an encoder has read for these rows
         self._slot: dict[int, int] = {}  # row -> slot
         self._length: dict[int, int] = {}  # row -> keys that stand
 
@@ -131,12 +149,22 @@ class KeyValueCache(ABC):
     @property
     @abstractmethod
     def num_tokens(self) -> int | None:
-        """Keys of all rows together that there may be; None where nothing bounds them."""
+        """Keys of all rows and of what they read together that there may be; None where nothing bounds them."""
 
     @property
     @abstractmethod
     def usage(self) -> float | None:
-        """Share of that which rows take, 1 is all; None where nothing bounds it."""
+        """Share of that which rows take and what they read, 1 is all; None where nothing bounds it."""
+
+    def keys_of_source(self, source: Source | None) -> int:
+        """Keys of what an encoder reads for a row, beside the row's own; 0 where nothing is read here."""
+        return 0 if source is None or self.sources is None else self.sources.keys_of(source)
+
+    def keys_to_read(self, source: Source | None) -> int:
+        """The same of one row more: 0 where another one reads it already."""
+        if source is None or self.sources is None or self.sources.is_read(source):
+            return 0
+        return self.sources.keys_of(source)
 
     def has_room(self, ends: Mapping[int, int], new: NewRow | None = None) -> bool:
         """Whether these rows can grow to so many keys, and a new row beside them. This changes nothing."""
@@ -259,6 +287,13 @@ class KeyValueCache(ABC):
     @abstractmethod
     def beside(self, device: torch.device) -> KeyValueCache:
         """An empty cache for as many tokens, for a drafter that follows the same rows."""
+
+    @abstractmethod
+    def for_sources(self) -> KeyValueCache:
+        """An empty cache for keys of what an encoder has read for these rows, which takes its memory from this one's.
+
+        One at a time: what was made so before is no longer used.
+        """
 
     def write(
         self, layer: int, addresses: Tensor, keys: Tensor, values: Tensor, use: Kernels = Kernels.OFF

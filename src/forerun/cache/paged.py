@@ -5,6 +5,7 @@ the device, at an address that stays, says where they lie: entry [slot, i] is th
 Block 0 belongs to nobody: dummies write there, and so does whatever lies past the blocks a row was given. So recorded
 work stays valid for as long as the cache lives, whatever rows come, grow and go.
 
+What an encoder has read for rows lies in blocks of the same pool: `for_sources`.
 Rows share full blocks by reference, and a row that would write to a block that others read gets a copy of it first. The
 last block of a row can be found as far as it has been made known, and whoever finds it copies that much.
 What lies past a row's keys may be anything, NaN included: nobody reads it.
@@ -15,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from heapq import heappop, heappush
+from weakref import ref
 
 import torch
 from torch import Tensor
@@ -99,6 +101,9 @@ class PagedCache(KeyValueCache):
             return RaggedCache()
         return PagedCache(lambda: self.num_tokens, device, longest=self._longest, block_size=self.block_size)
 
+    def for_sources(self) -> PagedCache:
+        return _SourceBlocks(self)
+
     def needs(self, ends: Mapping[int, int], so_far: int = 0) -> int:
         return so_far + sum(max(self._num_blocks(end) - len(self._blocks[row]), 0) for row, end in ends.items())
 
@@ -106,7 +111,7 @@ class PagedCache(KeyValueCache):
         room = self.pool.num_available
         if new is not None:
             shared = self.pool.find(new.tokens, new.source).blocks
-            needs += self._num_blocks(new.end) - len(shared)
+            needs += self._num_blocks(new.end) - len(shared) + self._num_blocks(self.keys_to_read(new.source))
             room -= sum(map(self.pool.is_idle, shared))
         return needs <= room
 
@@ -234,7 +239,8 @@ class PagedCache(KeyValueCache):
 
     def check(self) -> None:
         """Raise unless every block is free, findable or held by exactly the rows that are counted for it."""
-        self.pool.check(list(self._blocks.values()))
+        read = None if self.sources is None else self.sources.cache
+        self.pool.check([*self._blocks.values(), *(read._blocks.values() if isinstance(read, PagedCache) else ())])
         for row, blocks in self._blocks.items():
             assert self._num_blocks(self._length[row]) <= len(blocks)
             assert self._table[self._slot[row], : len(blocks)].tolist() == blocks
@@ -339,6 +345,29 @@ class PagedCache(KeyValueCache):
         rows = slice(min(self._changed), max(self._changed) + 1)
         copy_into(self.table[rows], self._table[rows].clone())
         self._changed = set()
+
+
+class _SourceBlocks(PagedCache):
+    """Keys of sources in blocks of another cache's pool: in memory that its rows' keys lie in elsewhere.
+
+    It has a table of its own, whose rows may be as long as all blocks together. Its `clear` gives no block back, since
+    that of the other cache has a new pool made; once that one has been given back, this one is no longer used.
+    """
+
+    def __init__(self, rows: PagedCache) -> None:
+        super().__init__(0, rows.device, block_size=rows.block_size, scheme=rows.scheme)
+        self._rows = ref(rows)  # which holds this one
+        self.layers = rows.layers
+
+    @property
+    def pool(self) -> BlockPool:
+        rows = self._rows()
+        assert rows is not None, "sources without the rows that read them"
+        pool = rows.pool
+        if not self.capacity:
+            self.capacity = pool.num_blocks * self.block_size
+            self._resize_table(MOST_ROWS)
+        return pool
 
 
 class _Gathered(RowsRead):

@@ -8,15 +8,16 @@ place. Everything past a row's keys is finite: a slot is wiped when its row leav
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from operator import add
+from weakref import WeakSet
 
 import torch
 from torch import Tensor
 
 from forerun.cache.base import STRAY, CacheFull, KeyValueCache, NewRow, RowsRead, ranges
 from forerun.cache.journal import change
-from forerun.types import RaggedRows
+from forerun.types import RaggedRows, Source
 
 GRAIN = 64  # capacities are multiples of this
 GROWTH = 1.5  # a full pool grows by half, so that copying stays a constant share of writing
@@ -24,7 +25,11 @@ AHEAD = 4096  # the most keys that memory is reserved for before anybody needs i
 
 
 class RaggedCache(KeyValueCache):
-    """One piece of memory a row. `num_tokens` bounds slots times capacity; None lets them grow as rows do."""
+    """One piece of memory a row. `num_tokens` bounds slots times capacity; None lets them grow as rows do.
+
+    A cache `for_sources` has slots and a capacity of its own: both together are bounded. What one of them has in
+    reserve it gives back when the other needs it.
+    """
 
     def __init__(self, num_tokens: int | None = None) -> None:
         super().__init__()
@@ -32,6 +37,7 @@ class RaggedCache(KeyValueCache):
         self._tenants: list[int] = []  # slot -> row; slots in use are always 0 .. len - 1
         self._written: dict[int, int] = {}  # row -> positions ever written since the slot was wiped
         self._num_dummies = 0  # slots beside those of rows that a row table names
+        self._sharing: WeakSet[RaggedCache] = WeakSet([self])  # all caches that `num_tokens` bounds together
 
     @property
     def num_tokens(self) -> int | None:
@@ -39,13 +45,36 @@ class RaggedCache(KeyValueCache):
 
     @property
     def usage(self) -> float | None:
-        """Every row takes as much as the longest: so `takes` counts."""
+        """Every row takes as much as the longest: so `takes` counts. The same of sources."""
         if not self._num_tokens:
             return None
-        return min(len(self._slot) * max(self._length.values(), default=0) / self._num_tokens, 1.0)
+        return min(sum(cache.least_memory for cache in self._sharing) / self._num_tokens, 1.0)
+
+    @property
+    def least_memory(self) -> int:
+        """Tokens that its rows take at least."""
+        return len(self._slot) * self._longest
+
+    @property
+    def memory(self) -> int:
+        """Tokens that memory is held for, beyond what rows need included."""
+        return self.num_slots * self.capacity
+
+    @property
+    def _longest(self) -> int:
+        return max(self._length.values(), default=0)
+
+    @property
+    def _others(self) -> Iterator[RaggedCache]:
+        return (cache for cache in self._sharing if cache is not self)
 
     def beside(self, device: torch.device) -> RaggedCache:
         return RaggedCache(self._num_tokens)
+
+    def for_sources(self) -> RaggedCache:
+        made = RaggedCache(self._num_tokens)
+        made._sharing = self._sharing = WeakSet([self, made])
+        return made
 
     def needs(self, ends: Mapping[int, int], so_far: int = 0) -> int:
         return max(so_far, max(ends.values(), default=0))
@@ -53,13 +82,24 @@ class RaggedCache(KeyValueCache):
     def takes(self, needs: int, new: NewRow | None = None) -> bool:
         if self._num_tokens is None:
             return True
-        longest = max(needs, max(self._length.values(), default=0), 0 if new is None else new.end)
-        return self._fits(len(self._slot) + (new is not None), longest)
+        longest = max(needs, self._longest, 0 if new is None else new.end)
+        read = self._memory_read(None if new is None else new.source)
+        return self._fits(len(self._slot) + (new is not None), longest, read)
 
-    def _fits(self, num_slots: int, longest: int) -> bool:
+    def _memory_read(self, source: Source | None) -> int:
+        """Tokens that sources take at least, once this one is read as well."""
+        others, new = sum(cache.least_memory for cache in self._others), self.keys_to_read(source)
+        if not new or self.sources is None:
+            return others
+        lengths = [new, *map(self.sources.cache.length, self.sources.cache.rows)]
+        return len(lengths) * max(lengths)
+
+    def _fits(self, num_slots: int, longest: int, beside: int) -> bool:
+        """Whether so many rows do, beside as many tokens of the other cache. A row that is alone may have some more."""
         if self._num_tokens is None:
             return True
-        return num_slots * longest <= self._num_tokens + (STRAY if num_slots == 1 else 0)
+        is_alone = num_slots == 1 and all(len(cache.rows) <= 1 for cache in self._others)
+        return num_slots * longest + beside <= self._num_tokens + (STRAY if is_alone else 0)
 
     @change
     def admit(self, row: int) -> None:
@@ -69,7 +109,7 @@ class RaggedCache(KeyValueCache):
         self._length[row] = self._written[row] = 0
         if (number := len(self._slot)) > self.num_slots:
             wanted = max(number, int(self.num_slots * GROWTH) if self.layers else 0)
-            longest = max(self._length.values()) if self.capacity else 0
+            longest = self._longest if self.capacity else 0
             self._resize(number, longest, wanted, self.capacity)
 
     @change
@@ -170,14 +210,14 @@ class RaggedCache(KeyValueCache):
     def _resize(self, needed_slots: int, needed_keys: int, num_slots: int, capacity: int) -> None:
         """Memory for `num_slots` of `capacity` keys, or for as much of it as a budget allows above what is needed."""
         num_slots, capacity = max(self.num_slots, num_slots), -(-capacity // GRAIN) * GRAIN
-        if self._num_tokens is not None and num_slots * capacity > self._num_tokens:
+        if self._num_tokens is not None and num_slots * capacity > self._left:
+            if needed_slots * needed_keys > self._left:
+                for cache in self._others:
+                    cache._give_back_reserve()
             num_slots = needed_slots
-            capacity = max(needed_keys, min(capacity, self._num_tokens // num_slots))
-        if capacity < self.capacity:
-            self._written = {row: min(end, capacity) for row, end in self._written.items()}
-        self.version += 1
+            capacity = max(needed_keys, min(capacity, self._left // num_slots))
         before = self.num_slots, self.capacity
-        self.num_slots, self.capacity = num_slots, capacity
+        self._set_size(num_slots, capacity)
         try:
             for layer in self.layers.values():
                 layer.keys = _resized(layer.keys, num_slots, capacity)
@@ -186,6 +226,33 @@ class RaggedCache(KeyValueCache):
         except BaseException:
             self._lose_keys(*before)
             raise
+
+    @property
+    def _left(self) -> int:
+        """Of the budget, beside what the other cache holds."""
+        assert self._num_tokens is not None
+        return max(self._num_tokens - sum(cache.memory for cache in self._others), 0)
+
+    @torch.inference_mode()
+    def _give_back_reserve(self) -> None:
+        """Keep what rows need and no more. Where there is no memory to move them all stays as it is: their keys are
+        wanted by rows that this call is not about."""
+        num_slots, capacity = len(self._slot) + self._num_dummies, self._longest
+        if num_slots * capacity >= self.memory:
+            return
+        layers = list(self.layers.values())
+        keys = [_resized(layer.keys, num_slots, capacity) for layer in layers]
+        values = [_resized(layer.values, num_slots, capacity) for layer in layers]
+        self._set_size(num_slots, capacity)
+        for layer, *moved in zip(layers, keys, values, strict=True):
+            layer.keys, layer.values = moved
+            layer.__post_init__()
+
+    def _set_size(self, num_slots: int, capacity: int) -> None:
+        if capacity < self.capacity:
+            self._written = {row: min(end, capacity) for row, end in self._written.items()}
+        self.version += 1
+        self.num_slots, self.capacity = num_slots, capacity
 
     def _lose_keys(self, num_slots: int, capacity: int) -> None:
         """Layers came to have different sizes, so no address is right in all of them: rows go on without a key."""
@@ -197,8 +264,10 @@ class RaggedCache(KeyValueCache):
         """Room for rows of `longest` keys, and of `wanted` where that is allowed."""
         if longest <= self.capacity:
             return
-        if not self._fits(len(self._slot), longest):
-            raise CacheFull(f"{len(self._slot)} rows of {longest} keys are more than {self._num_tokens} tokens")
+        beside = sum(cache.least_memory for cache in self._others)
+        if not self._fits(len(self._slot), longest, beside):
+            read = f" beside {beside} tokens that an encoder has read, or that read it," if beside else ""
+            raise CacheFull(f"{len(self._slot)} rows of {longest} keys{read} are more than {self._num_tokens} tokens")
         self._resize(len(self._slot) + self._num_dummies, longest, self.num_slots, max(longest, wanted))
 
     @torch.inference_mode()

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from forerun.cache.base import KeyValueCache, NewRow
 from forerun.engine.row import Row
 from forerun.errors import InvalidArgument
+from forerun.types import Source
 
 FIRST_ROUND = 9  # tokens a row is expected to need in a round, until longer ones have been seen
 
@@ -14,8 +15,8 @@ FIRST_ROUND = 9  # tokens a row is expected to need in a round, until longer one
 class Admission:
     """Asks caches, which are the target's and those of the drafter as it is now.
 
-    A row is admitted when its text and a round's worth of tokens fit beside all running rows and as much for each of
-    them. So a row that has come is not sent away by the round it came for.
+    A row is admitted when its text, what it reads and a round's worth of tokens fit beside all running rows and as much
+    for each of them. So a row that has come is not sent away by the round it came for.
     """
 
     def __init__(self) -> None:
@@ -53,15 +54,22 @@ class Admission:
         """Rows have gone, or gained tokens."""
         self._needs = {}
 
-    def check(self, caches: Sequence[KeyValueCache], num_prompt: int, budget: int) -> None:
+    def check(
+        self, caches: Sequence[KeyValueCache], num_prompt: int, budget: int, source: Source | None = None
+    ) -> None:
         """Refuse a row that would not fit although it were alone."""
         for cache in caches:
-            limit = cache.num_tokens
-            if limit is not None and num_prompt + budget > limit:
+            limit, read = cache.num_tokens, cache.keys_of_source(source)
+            total = read + num_prompt + budget
+            if limit is not None and total > limit:
+                what = f"a prompt of {num_prompt} tokens and up to {budget} new ones are {total} tokens"
+                remedy = "ask for fewer new tokens"
+                if read:
+                    what = f"a source of {read} encoded positions, " + what
+                    remedy = "shorten the source, " + remedy
                 raise InvalidArgument(
-                    f"a prompt of {num_prompt} tokens and up to {budget} new ones are {num_prompt + budget} tokens, "
-                    f"and the cache has room for the keys of {limit}: ask for fewer new tokens, or give the decoder "
-                    f"cache_tokens={num_prompt + budget} or more"
+                    f"{what}, and the cache has room for the keys of {limit}: {remedy}, or give the decoder "
+                    f"cache_tokens={total} or more"
                 )
 
     def _known(self, row: Row) -> list[int]:

@@ -231,7 +231,7 @@ class Engine:
         budget, output = self._budget(request), list[int]()
         if request.prediction and not self.drafting.takes_predictions:
             raise InvalidArgument("prediction: the drafter takes none; give Chain(PredictedText(), drafter)")
-        self.admission.check(self.pair.caches, len(request.prompt), budget)
+        self.admission.check(self.pair.caches, len(request.prompt), budget, request.source)
         stop = StopRule(request, budget, self.tokenizer)
         adjust = adjuster(request, output, self.target.kernels)
         row = Row(next(self._handles), request, list(request.prompt), output, stop, adjust, bans_of(request))

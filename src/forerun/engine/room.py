@@ -36,6 +36,8 @@ class Room:
     def is_there_for(self, new: Row, max_rows: int | None) -> bool:
         """A row that is alone is always taken in: `add` has refused those that would not fit then."""
         if not self.roster.running:
+            if new.request.source is not None:
+                self.is_there(new)  # or kept rows go, and what they read: this one's source is given its memory now
             return True
         limits = (max_rows, self.row_limit.most)
         return all(most is None or len(self.roster.running) < most for most in limits) and self.is_there(new)

@@ -124,11 +124,11 @@ def attention(
 def _attend_to_source(states: RaggedStates, query: Tensor, layer: CacheLayer, scale: Scale) -> Tensor:
     """[N, Hq, D] -> [N, Hq, Dv] over all keys of each row's source."""
     assert states.cross is not None
-    if states.is_static:
-        assert states.cross.reach is not None
+    in_blocks = not states.cross.cache.reads_in_place
+    if states.is_static or (in_blocks and ops.why_not_ragged(query, *layer.by_head, states.use) is None):
         return ops.attend_ragged(query, *layer.by_head, states.cross.reach, scale, states.asked_form, states.use)
     how = states.cross.plan(query.shape[1] // layer.keys.shape[2], states.asked_form, states.device)
-    return ops.attend_across(query, *layer.by_head, how, scale, states.use)
+    return ops.attend_across(query, *states.cross.read.of(layer), how, scale, states.use)
 
 
 def _attend(

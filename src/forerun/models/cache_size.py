@@ -26,7 +26,9 @@ from forerun.math.scaled import FP8, INT8, Scheme
 CACHE_SCHEMES = {"int8": INT8, "fp8": FP8}
 FP8_FROM = (8, 9)  # compute capability: Triton converts no 8-bit floats before
 SHARE = 0.4  # of the memory that is free when the first row comes
-MOST_TOKENS = 131072  # more is for those who say so: a small model would otherwise hold gigabytes that nobody uses
+# More is for those who say so: a small model would otherwise hold gigabytes that nobody uses. Twice that where the
+# tokens of sources are among them.
+MOST_TOKENS = 131072
 
 
 def new_cache(
@@ -87,7 +89,8 @@ def describe(model: PreTrainedModel, cache: KeyValueCache) -> str:
 def default_tokens(model: PreTrainedModel, longest: int | None, scheme: Scheme | None = None) -> int:
     """As many as fit `SHARE` of the free memory, but no more than `MOST_TOKENS` or one row of the model's context."""
     tokens = int(SHARE * free_bytes(model.device)) // bytes_per_token(model, scheme)
-    return min(tokens, max(MOST_TOKENS, longest or 0))
+    most = MOST_TOKENS * (2 if getattr(model.config, "is_encoder_decoder", False) else 1)
+    return min(tokens, max(most, longest or 0))
 
 
 def free_bytes(device: torch.device) -> int:

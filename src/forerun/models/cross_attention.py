@@ -1,7 +1,8 @@
 """The other side of an encoder-decoder model: what cross-attention reads, kept for as long as a row needs it.
 
 A source's keys and values are a projection of the encoder's states, made once when a row first reads it. They lie in a
-ragged cache of their own, in which rows are sources: rows of text that read the same source share one.
+cache of their own, in which rows are sources: rows of text that read the same source share one. It takes its memory
+from that of the rows, and takes it when a row is said to read the source: so nothing is encoded that finds no room.
 """
 
 from __future__ import annotations
@@ -16,21 +17,28 @@ import torch
 from torch import Tensor, nn
 
 from forerun.cache.base import KeyValueCache
-from forerun.cache.ragged import RaggedCache
+from forerun.cache.ragged import GRAIN, GROWTH, RaggedCache
 from forerun.config import Kernels
 from forerun.errors import InvalidArgument, UnsupportedModel
 from forerun.math.ragged_attention import Reach
 from forerun.models.ragged_states import CrossStates, RaggedStates
-from forerun.types import Source
+from forerun.types import RaggedRows, Source
 
 CROSS_NAMES = ("encoder_attn", "EncDecAttention")
+
+
+def given_states(source: Source) -> int:
+    """The length of a source that needs no encoding."""
+    assert source.states is not None, "only an encoder knows how long its states will be"
+    return len(source.states)
 
 
 @dataclass(slots=True)
 class Sources:
     """Which row reads which source, and the sources' keys and values."""
 
-    cache: RaggedCache = field(default_factory=RaggedCache)
+    cache: KeyValueCache = field(default_factory=RaggedCache)
+    keys_of: Callable[[Source], int] = given_states  # how many keys a source will have, or more
     _of: dict[int, Source] = field(default_factory=dict)  # row -> source
     _number: dict[Source, int] = field(default_factory=dict)  # source -> its row in the cache
     _readers: Counter[Source] = field(default_factory=Counter)
@@ -38,13 +46,26 @@ class Sources:
     unread: dict[Source, str] = field(default_factory=dict)  # why the encoder could not read it
     _numbers: Iterator[int] = field(default_factory=count)
 
+    def is_read(self, source: Source) -> bool:
+        """Whether it has its memory."""
+        return source in self._number
+
     def read(self, row: int, source: Source) -> None:
-        """`row` reads `source` from now on."""
+        """`row` reads `source` from now on. Raises `CacheFull`, with nothing changed, where its keys find no room."""
+        if source not in self._number:
+            self._number[source] = self._reserve(next(self._numbers), self.keys_of(source))
+            self.waiting.append(source)
         self._of[row] = source
         self._readers[source] += 1
-        if source not in self._number:
-            self._number[source] = next(self._numbers)
-            self.waiting.append(source)
+
+    def _reserve(self, number: int, length: int) -> int:
+        self.cache.admit(number)
+        try:
+            self.cache.extend([number], [length])
+        except BaseException:
+            self.cache.release(number)
+            raise
+        return number
 
     def release(self, row: int) -> Source | None:
         """The row reads no more; its source is returned where nobody else reads it."""
@@ -56,11 +77,9 @@ class Sources:
             return None
         del self._readers[source]
         self.unread.pop(source, None)
-        number = self._number.pop(source)
         if source in self.waiting:
             self.waiting.remove(source)
-        else:
-            self.cache.release(number)
+        self.cache.release(self._number.pop(source))
         return source
 
     def clear(self) -> None:
@@ -80,24 +99,18 @@ class Sources:
         Where that fails, for want of memory say, all of them wait on.
         """
         numbers = [self._number[source] for source in self.waiting]
-        try:
-            for number in numbers:
-                self.cache.admit(number)
-            self._project(numbers, states, layers, use)
-        except BaseException:
-            for number in [number for number in reversed(numbers) if number in self.cache.rows]:
+        for number, one in zip(numbers, states, strict=True):
+            if (more := len(one) - self.cache.length(number)) > 0:
+                self.cache.extend([number], [more])
+            elif more < 0:  # a mask has left some out, or it could not be read
                 self.cache.release(number)
-            raise
-        self.waiting = []
-
-    def _project(
-        self, numbers: list[int], states: Sequence[Tensor], layers: Sequence[Projections], use: Kernels
-    ) -> None:
-        places = self.cache.extend(numbers, [len(one) for one in states])
+                self._reserve(number, len(one))
+        slots, lengths = tuple(map(self.cache.slot, numbers)), tuple(map(len, states))
         packed = torch.cat(list(states))
-        addresses = self.cache.addresses(places).to(packed.device)
+        addresses = self.cache.addresses(RaggedRows(slots, (0,) * len(slots), lengths)).to(packed.device)
         for index, project in enumerate(layers):
             self.cache.write(index, addresses, *project(packed), use)
+        self.waiting = []
 
     def place_of(self, row: int) -> tuple[int, int]:
         """Slot and length of a row's source."""
@@ -113,7 +126,7 @@ class Sources:
 class SourcesRead:
     """The sources of a pass, as the host knows them."""
 
-    cache: RaggedCache
+    cache: KeyValueCache
     places: tuple[tuple[int, int], ...]  # slot and length of each row's source
 
     def cross_states(self, states: RaggedStates) -> CrossStates:
@@ -129,7 +142,8 @@ class SourceTable:
 
     def __init__(self) -> None:
         self.table = torch.zeros(2, 0, dtype=torch.int32)  # source's slot and length, by the row's slot
-        self.version = 0  # counts how often the table has moved
+        self.longest = 0  # no source has more keys
+        self.version = 0  # counts how often the table has moved, or passes have to reckon with longer sources
         self._written: list[list[int]] = []
 
     def write(self, rows: KeyValueCache, sources: Sources, device: torch.device) -> None:
@@ -141,6 +155,9 @@ class SourceTable:
             self.table = torch.zeros(2, rows.num_slots, dtype=torch.int32, device=device)
             self.version += 1
             self._written = []
+        if (longest := max(lengths, default=0)) > self.longest:
+            self.longest = -(-max(longest, int(GROWTH * self.longest)) // GRAIN) * GRAIN
+            self.version += 1
         if self._written != [slots, lengths]:
             self._written = [slots, lengths]
             self.table.copy_(torch.tensor(self._written, dtype=torch.int32))
@@ -148,7 +165,10 @@ class SourceTable:
     def cross_states(self, states: RaggedStates, sources: Sources, self_reach: Reach) -> CrossStates:
         """What a pass over the rows of `self_reach` sees of their sources."""
         slots, lengths = self.table.index_select(1, self_reach.slots).unbind()
-        reach = Reach(slots, lengths, self_reach.starts, self_reach.most_tokens, sources.cache.capacity, across=True)
+        reach = Reach(
+            slots, lengths, self_reach.starts, self_reach.most_tokens, self.longest,
+            across=True, table=sources.cache.table,
+        )  # fmt: skip
         return CrossStates(states, sources.cache, (), (), (), reach)
 
 

@@ -86,6 +86,15 @@ class Encoder:
                 f"{self._window}; pad or cut them as its feature extractor does"
             )
 
+    def length(self, source: Source) -> int:
+        """How many states it makes of this, or more where a mask leaves some out."""
+        if (states := self._states(source)) is not None:
+            return max(len(states), 1)
+        if self.reads_text or source.features is None:
+            return max(len(source.ids), 1)  # of what cannot be read there is one
+        frames = source.features.shape[-1]
+        return max(int(self.module._get_feat_extract_output_lengths(torch.tensor(frames))), 1)
+
     @torch.inference_mode()
     def run(self, sources: Sequence[Source]) -> tuple[list[Tensor], dict[Source, str]]:
         """States [S, H] of each source, and why some cannot be read: those have one state of zeros."""

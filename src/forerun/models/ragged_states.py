@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers.cache_utils import Cache
 
 from forerun import ops
-from forerun.cache.base import CacheLayer, KeyValueCache, ranges
+from forerun.cache.base import CacheLayer, KeyValueCache, RowsRead, ranges
 from forerun.config import Kernels
 from forerun.errors import UnsupportedModel
 from forerun.math.attention import AttentionPlan, Form, choose_form, plan, plan_across
@@ -261,16 +261,41 @@ class CrossStates:
     slots: tuple[int, ...]  # of the sources, one a group of neighbouring rows
     lengths: tuple[int, ...]  # of the sources
     counts: tuple[int, ...]  # new tokens of each group
-    reach: Reach | None = None  # in the place of those three where only the device knows them
+    fixed_reach: Reach | None = None  # in the place of those three where only the device knows them
     layers: list[_CrossLayer] = field(init=False)
+    _read: RowsRead | None = None
+    _reach: Reach | None = None
     _plans: dict[int, AttentionPlan] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.layers = [_CrossLayer(self, index) for index in range(len(self.cache.layers))]
 
+    @property
+    def rows(self) -> RaggedRows:
+        """Sources as rows, of which the text that reads them is the end: there may be less of a source than of it."""
+        past = tuple(length - count for length, count in zip(self.lengths, self.counts, strict=True))
+        return RaggedRows(self.slots, past, self.counts)
+
+    @property
+    def reach(self) -> Reach:
+        """The same for kernels; made for the first layer that asks."""
+        if self.fixed_reach is not None:
+            return self.fixed_reach
+        if self._reach is None:
+            self._reach = replace(reach_of(self.rows, self.states.device, table=self.cache.table), across=True)
+        return self._reach
+
+    @property
+    def read(self) -> RowsRead:
+        """The same for attention in torch, which wants each source in one piece."""
+        if self._read is None:
+            self._read = self.cache.read(self.rows, self.states.device)
+        return self._read
+
     def plan(self, group: int, form: Form, device: torch.device) -> AttentionPlan:
         if group not in self._plans:
-            self._plans[group] = plan_across(self.slots, self.lengths, self.counts, group, device, form)
+            slots = self.read.rows.slots
+            self._plans[group] = plan_across(slots, self.lengths, self.counts, group, device, form)
         return self._plans[group]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -51,7 +52,7 @@ class Seq2SeqScorer(Scorer):
         cache_tokens: int | None = None,
     ) -> None:
         self._is_draft, self._has_warned = is_draft, False
-        self.sources: Sources = Sources() if beside is None else beside.sources
+        self.sources: Sources
         self._borrowed, self._beside = borrowed, beside
         self.directory = SourceTable()
         self.keeps_states = False  # set by whoever borrows them
@@ -62,6 +63,12 @@ class Seq2SeqScorer(Scorer):
         super()._connect()
         self._projections = projections(self.modules.decoder)
         self.encoder = Encoder(self.model, self._is_draft)
+        if self._beside is not None:
+            self.sources = self._beside.sources
+            return
+        # Not by a method of its own: the cache holds what it is counted by, and a cycle would keep a GPU's memory.
+        length = self.encoder.length if self._borrowed is None else partial(_length_of_worth, self.encoder)
+        self.cache.sources = self.sources = Sources(self.cache.for_sources(), length)
 
     def renew(self) -> None:
         self.directory = SourceTable()
@@ -178,6 +185,11 @@ class Seq2SeqScorer(Scorer):
         if reason is not None:
             raise InvalidArgument(reason)
         return self.sources.read_by(rows)
+
+
+def _length_of_worth(encoder: Encoder, source: Source) -> int:
+    length = encoder.length(source)
+    return length if source.worth is None else min(length, source.worth)
 
 
 def scorer_of(
