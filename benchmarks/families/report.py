@@ -96,7 +96,7 @@ def figure(results: FamilyResults) -> Figure | None:
             for kind, method in kinds
             for tokens in CPU_TOKENS
         }
-        panel = _bars("A step of fused layers", "time", steps, "transformers, float32")
+        panel = _bars("A step of fused layers", "share of their time", steps, "transformers, float32")
     else:
         named = zip(("1 row, 1 token", "8 rows, 1 token each", "8 rows, 8 tokens each"), PASSES, strict=True)
         steps = {label: _shares(results, *shape) for label, shape in named}
@@ -136,7 +136,8 @@ def _prompts(results: FamilyResults) -> Panel | None:
         return None
     ticks = tuple(map(float, lengths))
     series.append(_level("transformers"))
-    return Panel("A prompt and one token", "tokens of the prompt", "time", tuple(series), ticks, x_scale="log")
+    name = "A prompt and one token"
+    return Panel(name, "tokens of the prompt", "share of their time", tuple(series), ticks, x_scale="log")
 
 
 def _level(held_against: str) -> Series:

@@ -151,7 +151,7 @@ def _check_series(series: Series, name: str) -> None:
 
 
 def _draw(figure: Figure, path: Path) -> None:
-    """All panels; one legend below where the panels share their marks, else one in each."""
+    """All panels; one legend below where they share their marks, or bars leave no room for it; else one in each."""
     columns = max(1, min(figure.columns, len(figure.panels)))
     rows = -(-len(figure.panels) // columns)
     drawn = new_figure(columns * figure.panel_size[0] + 0.5, rows * figure.panel_size[1] + 0.8)
@@ -161,7 +161,8 @@ def _draw(figure: Figure, path: Path) -> None:
     for axes in grid[len(figure.panels) :]:
         axes.set_axis_off()
     labels = [{series.label for series in panel.series} for panel in figure.panels]
-    if len(labels) > 1 and all(each <= labels[0] for each in labels):
+    has_bars = any(series.kind == "bars" for panel in figure.panels for series in panel.series)
+    if (has_bars or len(labels) > 1) and all(each <= labels[0] for each in labels):
         handles, names = grid[0].get_legend_handles_labels()
         drawn.legend(handles, names, loc="outside lower center", ncols=min(len(names), 5), frameon=False, fontsize=8)
     else:
@@ -187,6 +188,8 @@ def _draw_panel(axes: Any, panel: Panel) -> None:
         crowded = sum(map(len, names)) > LETTERS_AN_INCH * width
         axes.set_xticks(panel.x_ticks, names, fontsize=8, **({"rotation": 60, "ha": "right"} if crowded else {}))
         axes.minorticks_off()
+    if bars:
+        axes.margins(x=0.01)
     if panel.y_whole:
         axes.yaxis.get_major_locator().set_params(integer=True)
     if panel.y_format:
