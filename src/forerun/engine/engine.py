@@ -130,13 +130,12 @@ class Engine:
         self._unsaid: list[tuple[Row, Progress]] = []  # what rows have gained and no step has returned
         self._owes_round = False  # whether the others go on before more is admitted
         self._handles = itertools.count()
-        self.ahead = ahead
         self._room = Room(self.pair, self.roster)
         self.admission, self.row_limit = self._room.admission, self._room.row_limit
         self._rounds = Rounds(self.pair, self.roster)
         self._launching = Launching(self.pair, self.roster, self._rounds, ahead=ahead)
         self._reader = PromptReader(self.pair, self.roster, self.prompt_tokens)
-        self._has_read = False  # whether the step under way has read some of them
+        self._has_read = False  # whether the step under way has read prompts
         self.pair.connect(drafter, policy, tokenizer)
 
     @property
@@ -167,7 +166,9 @@ class Engine:
     @property
     def num_recordings(self) -> int:
         """Pieces of work that were recorded as CUDA graphs so far."""
-        return self.pair.num_recordings
+        passes = self.drafting.passes
+        runners = (self.runner, None if passes is None else passes.runner)
+        return sum(runner.recorder.num_recordings for runner in runners if runner is not None)
 
     @property
     def clock(self) -> Callable[[], float]:
@@ -220,9 +221,7 @@ class Engine:
         self.check_caller()
         refuse_autocast(self.target.model, self.target.device)
         with self._turnstile.calling():
-            if self.roster.is_empty:
-                with on_device(self.target.device):
-                    self._look_again()
+            self._look_again()
             row = self._row(request)
             self.roster.waiting.append(row)
             return row.handle
@@ -257,9 +256,8 @@ class Engine:
     def notice_changes(self) -> None:
         """What `add` does before a first row: go on with models that were changed as they are now."""
         with self._turnstile.calling():
-            if self.roster.is_empty and self.run_by in (None, current_thread()):
-                with on_device(self.target.device):
-                    self._look_again()
+            if self.run_by in (None, current_thread()):
+                self._look_again()
 
     def _look_again(self) -> None:
         """Before the first row of a call: are target and draft models still those that everything here is made from?
@@ -267,9 +265,11 @@ class Engine:
         What was made from other modules or weights is made anew, and no key of theirs is kept. Weights whose values
         alone have changed are read where they lie by whatever there is, but kept keys were made by the old ones.
         """
-        if self.pair.has_changed:
-            self._make_anew()
-        self.roster.drop_old_weights_keys()
+        if self.roster.is_empty:
+            with on_device(self.target.device):
+                if self.pair.has_changed:
+                    self._make_anew()
+                self.roster.drop_old_weights_keys()
 
     def _make_anew(self) -> None:
         """All that is made from the models, as they are now; rows begin again from their texts."""

@@ -70,13 +70,6 @@ class Pair:
         return memory_as_room() if self.survives_memory else nullcontext()
 
     @property
-    def num_recordings(self) -> int:
-        """Pieces of work that were recorded as CUDA graphs so far."""
-        passes = self.drafting.passes
-        runners = (self.runner, None if passes is None else passes.runner)
-        return sum(runner.recorder.num_recordings for runner in runners if runner is not None)
-
-    @property
     def has_changed(self) -> bool:
         """Whether target and draft models are other ones than those that everything here is made from."""
         drafter = self.drafting.drafter
