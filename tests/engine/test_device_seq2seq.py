@@ -15,10 +15,11 @@ from pytest import MonkeyPatch
 
 from forerun.cache.paged import PagedCache
 from forerun.config import Kernels, SamplingParams
-from forerun.drafters import DraftModel, PromptLookup
+from forerun.drafters import DraftModel, EarlyExit, PromptLookup
 from forerun.engine import Engine, Request
 from forerun.engine.device.choose import runner_of
 from forerun.errors import ForerunWarning
+from forerun.math.scaled import FP8, INT8, Scheme
 from forerun.models.cross_attention import SourceTable
 from forerun.models.seq2seq import Seq2SeqScorer
 from forerun.policy import Constant
@@ -39,17 +40,25 @@ def with_kernels(monkeypatch: MonkeyPatch) -> None:
 
 
 def texts(
-    family: str, drafter: str, on_device: bool, params: SamplingParams, rule: Rule = Rule.TOKEN, is_paged: bool = False
+    family: str,
+    drafter: str,
+    on_device: bool,
+    params: SamplingParams,
+    rule: Rule = Rule.TOKEN,
+    cache: PagedCache | None = None,
 ) -> Texts:
-    """Seven rows that begin and end at different times; two read the same source."""
+    """Seven rows that begin and end at different times; two read the same source. In float64 where keys are rounded:
+    who decodes beside a row then makes no difference to what is stored."""
     model, draft = tiny_model(family), draft_of(tiny_model(family))
     if ON_GPU:
         model, draft = copy.deepcopy(model).cuda(), draft.cuda()
-    cache = PagedCache(512, torch.device("cpu"), block_size=8) if is_paged else None  # on a GPU there are blocks anyway
+    if cache is not None and cache.scheme is not None:
+        model, draft = copy.deepcopy(model).double(), draft.double()
     target = Seq2SeqScorer(model, cache=cache, use=Kernels.AUTO if ON_GPU else Kernels.OFF)
     guesser: Any = {
         "shared": lambda: DraftModel(draft, shares_encoder=True),
         "own": lambda: DraftModel(draft),
+        "exit": lambda: EarlyExit(1),
         "none": lambda: None,
         "lookup": lambda: PromptLookup(max_ngram=1),
     }[drafter]()
@@ -92,7 +101,22 @@ def test_recorded_rounds_say_the_same(family: str, drafter: str) -> None:
 @pytest.mark.parametrize("drafter", ("shared", "none"))
 def test_recorded_rounds_over_blocks_say_the_same(family: str, drafter: str) -> None:
     params = SamplingParams(temperature=1.0)
-    assert texts(family, drafter, True, params, is_paged=True) == texts(family, drafter, False, params)
+    assert texts(family, drafter, True, params, cache=in_blocks()) == texts(family, drafter, False, params)
+
+
+@pytest.mark.skipif(ON_GPU, reason="tests/exactness/test_rounded_sources.py has the law on a GPU")
+@pytest.mark.quick("exit-whisper-int8")
+@pytest.mark.parametrize("scheme", (INT8, FP8), ids=("int8", "fp8"))
+@pytest.mark.parametrize("family", ("whisper", "bart", "t5_gated", "moonshine"))
+@pytest.mark.parametrize("drafter", ("shared", "exit"))
+def test_recorded_rounds_over_rounded_keys_say_the_same(family: str, drafter: str, scheme: Scheme) -> None:
+    params = SamplingParams(temperature=1.0)
+    by_host = texts(family, drafter, False, params, cache=in_blocks(scheme))
+    assert texts(family, drafter, True, params, cache=in_blocks(scheme)) == by_host
+
+
+def in_blocks(scheme: Scheme | None = None) -> PagedCache:
+    return PagedCache(512, torch.device("cpu"), block_size=8, scheme=scheme)
 
 
 def test_control_a_directory_that_names_the_neighbours_source(monkeypatch: MonkeyPatch) -> None:

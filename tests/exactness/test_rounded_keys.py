@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import copy
-from typing import Any
 
 import pytest
 import torch
 from pytest import MonkeyPatch
 from torch import Tensor
-from transformers import DynamicCache, PreTrainedModel
+from transformers import PreTrainedModel
 
 from exactness import controls
+from exactness.rounded import COARSE, RoundedCache
 from exactness.sampling import PLAIN, Clock, verdict
 from forerun import SpeculativeDecoder
 from forerun.cache.paged import PagedCache
 from forerun.drafters import DraftModel
 from forerun.engine import Engine, Request
-from forerun.math.scaled import FP8, INT8, Scheme, rounded_rows
+from forerun.math.scaled import FP8, INT8, Scheme
 from forerun.models import cache_size
 from forerun.models.scorer import Scorer
 from forerun.policy import Constant
@@ -28,25 +28,6 @@ from support.markov import toy_pair
 
 PROMPT, STEPS, VOCAB = (1, 2, 0, 1, 2), 3, 3
 NUMBER = 768
-# So few steps that the law of the model with rounded keys is another one than the model's, to some hundred samples.
-COARSE = Scheme("coarse", torch.int8, 1.0, (-1.0, 1.0))
-
-
-class RoundedCache(DynamicCache):
-    """transformers' own cache, which rounds what is put into it."""
-
-    def __init__(self, scheme: Scheme | None) -> None:
-        super().__init__()
-        self.scheme = scheme
-
-    def update(self, keys: Tensor, values: Tensor, *more: Any, **named: Any) -> Any:
-        return super().update(self._rounded(keys), self._rounded(values), *more, **named)
-
-    def _rounded(self, states: Tensor) -> Tensor:
-        if self.scheme is None:
-            return states
-        raw, scales = rounded_rows(states, self.scheme)
-        return (raw.double() * scales.double().unsqueeze(-1)).to(states.dtype)
 
 
 @torch.no_grad()

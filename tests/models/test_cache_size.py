@@ -9,15 +9,21 @@ from typing import Any
 import pytest
 import torch
 
+from forerun import SpeculativeDecoder
+from forerun.cache.paged import PagedCache
 from forerun.config import Kernels
 from forerun.errors import InvalidArgument
+from forerun.kernels.scaled_keys import ScaledKeys
 from forerun.math.scaled import FP8
 from forerun.models import cache_size
 from forerun.models.cache_size import bytes_per_token
 from forerun.models.scorer import Scorer
+from forerun.models.seq2seq import Seq2SeqScorer
+from forerun.types import Source
 from support.census import Recipe, build, causal_recipes
 from support.described import NAMES, described_model
 from support.pinned import needs_pinned_transformers
+from support.tiny import tiny_model
 
 
 @pytest.mark.parametrize("family", NAMES)
@@ -59,3 +65,25 @@ def test_keys_of_8_bit_floats_need_a_gpu_that_converts_them(monkeypatch: pytest.
 
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 9))
     assert cache_size.new_cache(model, 64, Kernels.AUTO, None, scheme=FP8) == (64, FP8)  # type: ignore[comparison-overlap]
+
+
+def test_an_encoder_decoder_models_keys_are_rounded_or_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both kinds, through the decoder's argument, as on a GPU."""
+    model, source = tiny_model("bart"), [[5, 6, 7, 8]]
+    with pytest.raises(InvalidArgument, match="cache_dtype='int8' needs Triton kernels on a GPU: the model is on cpu"):
+        SpeculativeDecoder(model, None, cache_dtype="int8").generate(source, max_new_tokens=2)
+    monkeypatch.setattr("forerun.models.scorer.new_cache", _in_blocks)
+    target = SpeculativeDecoder(model, None, cache_dtype="int8").engine.target
+    assert isinstance(target, Seq2SeqScorer)
+    target.admit(0)
+    target.read(0, Source(ids=(5, 6, 7)))
+    target.score([0], [[2]])
+    for cache in (target.cache, target.sources.cache):
+        assert len(cache.layers) == 2
+        assert all(
+            isinstance(pool, ScaledKeys) for layer in cache.layers.values() for pool in (layer.keys, layer.values)
+        )
+
+
+def _in_blocks(model: Any, tokens: Any, use: Any, longest: Any, agreed: Any, scheme: Any) -> PagedCache:
+    return PagedCache(64, model.device, longest=longest, block_size=8, scheme=scheme)

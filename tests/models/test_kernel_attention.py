@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 from transformers import GptOssConfig, GptOssForCausalLM, PreTrainedModel
 from transformers.masking_utils import (
     and_masks,
@@ -19,14 +20,19 @@ from transformers.masking_utils import (
 
 pytest.importorskip("triton")
 
+from exactness.rounded import COARSE
 from forerun import kernels
+from forerun.cache.paged import PagedCache
 from forerun.config import Kernels
 from forerun.kernels.attention import attend as kernel
 from forerun.kernels.attention import cache_write
 from forerun.math.attention import Form
+from forerun.math.scaled import Scheme
 from forerun.models.masks import known_window
 from forerun.models.patches.linear import LinearPatches
 from forerun.models.scorer import Scorer
+from forerun.models.seq2seq import Seq2SeqScorer
+from forerun.types import Source
 from support.interpreter import DEVICE, kernel_tests
 from support.recompute import check
 from support.tiny import tiny_model
@@ -236,3 +242,28 @@ class TestKnownRules:
     )
     def test_others_are_not_taken_for_them(self, rule: Any) -> None:
         assert known_window(rule) is None
+
+
+def sourced(family: str, use: Kernels, in_blocks: PagedCache) -> Tensor:
+    """Logits of rows whose sources lie in blocks, after a prompt and a block more."""
+    scorer = Seq2SeqScorer(model_of(family), cache=in_blocks, use=use)
+    scorer.modules._linear = LinearPatches(scorer.model, Kernels.OFF)
+    scorer.body = scorer.modules
+    for row, text in enumerate(TEXTS):
+        scorer.admit(row)
+        scorer.read(row, Source(ids=tuple(range(5, 25 + 30 * row))))
+        scorer.feed([row], [text])
+    return scorer.score([0, 1], NEW)
+
+
+@pytest.mark.quick("bart-coarse")
+@pytest.mark.parametrize("scheme", [None, COARSE], ids=["plain", "coarse"])
+@pytest.mark.parametrize("family", ["bart", "t5_gated"])
+def test_sources_in_blocks(family: str, scheme: Scheme | None, counted: dict[str, int]) -> None:
+    """Also rounded: in steps so wide that hardly a number lies between two of them."""
+    want = sourced(family, Kernels.OFF, PagedCache(1024, DEVICE, scheme=scheme))
+    assert counted["attend_ragged"] == counted["write"] == 0
+    got = sourced(family, Kernels.ON, PagedCache(1024, DEVICE, scheme=scheme))
+    assert counted["attend_ragged"] >= 6, "two layers' sources in three passes"
+    assert counted["write"] == 2 * (2 + 3), "two sources, three passes"
+    check(got, want)

@@ -10,7 +10,6 @@ from typing import Any
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from forerun.arguments import refuse
 from forerun.cache.base import KeyValueCache
 from forerun.config import Kernels
 from forerun.errors import ForerunWarning, InvalidArgument
@@ -50,6 +49,7 @@ class Seq2SeqScorer(Scorer):
         borrowed: Callable[[Source], Tensor] | None = None,
         beside: Seq2SeqScorer | None = None,
         cache_tokens: int | None = None,
+        cache_dtype: str | None = None,
     ) -> None:
         self._is_draft, self._has_warned = is_draft, False
         self.sources: Sources
@@ -57,7 +57,7 @@ class Seq2SeqScorer(Scorer):
         self.directory = SourceTable()
         self.keeps_states = False  # set by whoever borrows them
         self._states: dict[Source, Tensor] = {}
-        super().__init__(model, form, cache, use=use, cache_tokens=cache_tokens)
+        super().__init__(model, form, cache, use=use, cache_tokens=cache_tokens, cache_dtype=cache_dtype)
 
     def _connect(self) -> None:
         super()._connect()
@@ -203,8 +203,7 @@ def scorer_of(
     cache_dtype: str | None = None,
 ) -> Scorer:
     """A scorer of the kind that a model takes."""
+    options: dict[str, Any] = {"use": use, "cache_tokens": cache_tokens, "cache_dtype": cache_dtype}
     if getattr(model.config, "is_encoder_decoder", False):
-        if cache_dtype is not None:
-            refuse("cache_dtype", cache_dtype, "not for an encoder-decoder model; leave it out")
-        return Seq2SeqScorer(model, form, cache, use=use, is_draft=is_draft, cache_tokens=cache_tokens)
-    return Scorer(model, form, cache, use=use, cache_tokens=cache_tokens, cache_dtype=cache_dtype)
+        return Seq2SeqScorer(model, form, cache, is_draft=is_draft, **options)
+    return Scorer(model, form, cache, **options)

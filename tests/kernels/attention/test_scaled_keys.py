@@ -19,6 +19,7 @@ from forerun.math import cache_write as write_reference
 from forerun.math import ragged_attention as reference
 from forerun.math.attention import Form
 from forerun.math.scaled import FP8, INT8, Scheme, rounded_rows
+from forerun.types import RaggedRows
 from kernels.attention.cases import ROWS, Case, make_case, random_tree
 from support.interpreter import DEVICE, kernel_tests
 
@@ -62,6 +63,26 @@ def test_attention_reads_what_is_stored(scheme: Scheme, form: Form, how: dict[st
 @pytest.mark.quick("int8")
 def test_trees(scheme: Scheme) -> None:
     check(make_case().with_tree(random_tree(ROWS, 6)), scheme, Form.SPLIT)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("form", [Form.SPLIT, Form.KEYS])
+@pytest.mark.quick("split-int8")
+def test_another_text_is_read_as_it_is_stored(scheme: Scheme, form: Form) -> None:
+    """Cross-attention: no order among keys, of which there may be fewer than queries."""
+    case = make_case(RaggedRows(slots=(3, 0, 2), past=(70, -2, 17), counts=(3, 5, 1)))
+    whole = replace(case, reach=replace(case.reach, across=True))
+    check(whole, scheme, form)
+    check(whole.in_blocks(32), scheme, form)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.quick("int8")
+def test_a_bias_by_distance(scheme: Scheme) -> None:
+    """T5's, along chains and trees."""
+    case = make_case(heads=(2, 2), distances=6)
+    check(case, scheme, Form.SPLIT)
+    check(case.with_tree(random_tree(ROWS, 6)).in_blocks(32), scheme, Form.SPLIT)
 
 
 def test_control_scales_of_other_keys_are_noticed() -> None:
