@@ -319,13 +319,22 @@ def run_experts(
             shares, chosen = route(x)
             return kernel.run_experts(x, routing.sort_pairs(chosen, shares, len(weights.first)), weights)
         if library is None and len(x) > kernel.MOST_ROWS:
-            return torch.cat([run_experts(lot, router, route, weights, None) for lot in x.split(kernel.MOST_ROWS)])
+            lots = x.split(kernel.MOST_ROWS)
+            if router is not None:
+                return torch.cat([run_experts(lot, router, route, weights, None) for lot in lots])
+            routed = [part.split(kernel.MOST_ROWS) for part in route(x)]  # once: it may know these very rows alone
+            return torch.cat([_run_routed(*lot, weights) for lot in zip(lots, *routed, strict=True)])
         shares, chosen = route(x)
         if library is not None:
             return library(x, chosen, shares)
         return experts_reference.run_experts(x, chosen, shares, weights)
     shares, chosen = route(x)
     return experts_reference.run_experts(x, chosen, shares, weights)
+
+
+def _run_routed(x: Tensor, shares: Tensor, chosen: Tensor, weights: ExpertWeights) -> Tensor:
+    """The same of rows whose experts are known."""
+    return run_experts(x, None, lambda _: (shares, chosen), weights, None)
 
 
 def normed(x: Tensor, norm: Norm | LayerNorm) -> Tensor:

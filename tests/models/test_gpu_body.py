@@ -113,6 +113,17 @@ def test_every_family_can_be_recorded(family: str) -> None:
     assert by_modules == (model.config.get_text_config(decoder=True).model_type not in NOT_BY_MODULES)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["longcat_flash"])
+def test_more_rows_than_experts_take_at_a_time(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two at a time here; each lot has its own rows' experts, also where identities were taken out of them before."""
+    want = expected(copy.deepcopy(model_of(family)))
+    monkeypatch.setattr(experts, "MOST_ROWS", 2)
+    scorer = scorer_of(model_of(family))
+    for own, right in zip(scorer.score([0, 1], NEW).split([len(new) for new in NEW]), want, strict=True):
+        check(own, right)
+
+
 class HostReads(TorchDispatchMode):
     """Notes operations whose answer, or its size, the host would have to wait for: a recording cannot hold them."""
 

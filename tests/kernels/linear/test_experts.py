@@ -15,7 +15,7 @@ from transformers.models.mixtral.modeling_mixtral import MixtralExperts
 
 pytest.importorskip("triton")
 
-from forerun import ops
+from forerun import kernels, ops
 from forerun.kernels.linear import experts as kernel
 from forerun.kernels.linear import routing
 from forerun.kernels.linear.routing import Routed
@@ -135,14 +135,16 @@ def test_what_is_left_to_others() -> None:
     assert "another type" in str(kernel.why_not(torch.zeros(1, WIDTH, device=DEVICE).half(), own))
 
 
-@pytest.mark.parametrize("has_router", [True, False])
-def test_many_rows_without_a_library_are_taken_some_at_a_time(has_router: bool) -> None:
+@pytest.mark.parametrize("routed_by", ["kernel", "model", "before"])
+def test_many_rows_without_a_library_are_taken_some_at_a_time(routed_by: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As inside a CUDA graph, where transformers' loop over experts cannot ask the host who was chosen."""
+    monkeypatch.setattr(kernels, "TRITON_DEVICES", {DEVICE.type})
     own = weights(Activation.SILU, False, False)
     router = Router(torch.randn(EXPERTS, WIDTH, device=DEVICE), None, MOST, Scoring.SOFTMAX, True)
     x = torch.randn(kernel.MOST_ROWS + 6, WIDTH, device=DEVICE)
     assert kernel.why_not(x, own) is not None
     route = partial(routing_reference.route, router=router)
-    got = ops.run_experts(x, router if has_router else None, route, own, None)
     shares, chosen = route(x)
+    asked = (lambda _: (shares, chosen)) if routed_by == "before" else route
+    got = ops.run_experts(x, router if routed_by == "kernel" else None, asked, own, None)
     torch.testing.assert_close(got, reference.run_experts(x, chosen, shares, own), rtol=1e-4, atol=1e-3)
