@@ -34,7 +34,7 @@ from forerun.measure.provenance import provenance, without_folders
 from forerun.measure.record import Record
 from forerun.measure.show import main
 from forerun.measure.table import Table
-from forerun.measure.turns import Outcome, Turn, take_turns
+from forerun.measure.turns import Turn, TurnsOutcome, take_turns
 from forerun.models.cache_size import CACHE_SCHEMES, cache_scheme
 from forerun.models.scorer import Scorer
 
@@ -196,7 +196,7 @@ def run(
     found = chosen_windows(forms.tokenizer(content)["input_ids"], size, count)
     origin, readings = provenance("cpu", command), list[Reading]()
 
-    def save(outcome: Outcome) -> Record:
+    def save(outcome: TurnsOutcome) -> Record:
         return Record(
             KIND,
             origin,

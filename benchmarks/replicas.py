@@ -23,9 +23,9 @@ from pathlib import Path
 from benchmarks.command import add_outputs, make_parser, run_command
 from benchmarks.serving.report import Measurement, summarize
 from forerun.bench.serve.bodies import Bodies
-from forerun.bench.serve.load import Level, Load, run_level
+from forerun.bench.serve.load import LoadLevel, ServerLoad, run_level
 from forerun.bench.serve.process import served
-from forerun.bench.serve.samples import Sample, send
+from forerun.bench.serve.samples import RequestSample, send
 from forerun.bench.settings import ServeSettings
 from forerun.client import ApiClient
 from forerun.errors import InvalidArgument
@@ -35,7 +35,7 @@ from forerun.measure.provenance import provenance, without_folders
 from forerun.measure.record import Record
 from forerun.measure.show import main
 from forerun.measure.table import Table
-from forerun.measure.turns import Outcome, Turn, take_turns
+from forerun.measure.turns import Turn, TurnsOutcome, take_turns
 
 KIND = "replicas"
 ALONE, ONE, TWO = "no Ray", "Ray, 1 replica", "Ray, 2 replicas"
@@ -77,7 +77,7 @@ class Servers:
         )
         self.bodies = Bodies(asked, [], model)
         self.levels = {
-            (server, streams): Level(Load(concurrency=streams), None, [])
+            (server, streams): LoadLevel(ServerLoad(concurrency=streams), None, [])
             for streams in settings.streams
             for server in urls
             if server != TWO or streams == max(settings.streams)  # one stream is one replica's
@@ -92,14 +92,14 @@ class Servers:
 
     def warm_up(self) -> None:
         for server, url in self.urls.items():
-            level = Level(Load(concurrency=max(self.settings.streams)), None, [])
+            level = LoadLevel(ServerLoad(concurrency=max(self.settings.streams)), None, [])
             # Eight tokens: two may complete a character that the prompt's random ids began, and have no text.
             asyncio.run(_run(ApiClient(url), self.bodies, level, len_of(level), {"max_tokens": 8}))
             if failed := [sample.error for sample in level.samples if sample.error is not None]:
                 raise InvalidArgument(f"{server}: {failed[0]}")
 
     def measure(self, server: str, streams: int, number: int) -> None:
-        level, every = Level(Load(concurrency=streams), None, []), self.levels[server, streams]
+        level, every = LoadLevel(ServerLoad(concurrency=streams), None, []), self.levels[server, streams]
         requests = self.settings.requests if streams == 1 else streams
         before, others, started = core_seconds(self.pids[server]), _others_seconds(), time.monotonic()
         asyncio.run(_run(ApiClient(self.urls[server]), self.bodies, level, requests, {}, first=1000 * number))
@@ -116,14 +116,14 @@ class Servers:
         return found
 
 
-def len_of(level: Level) -> int:
+def len_of(level: LoadLevel) -> int:
     return level.load.concurrency or 1
 
 
 async def _run(
-    client: ApiClient, bodies: Bodies, level: Level, requests: int, more: dict[str, int], first: int = 0
+    client: ApiClient, bodies: Bodies, level: LoadLevel, requests: int, more: dict[str, int], first: int = 0
 ) -> None:
-    async def send_one(number: int, sample: Sample) -> None:
+    async def send_one(number: int, sample: RequestSample) -> None:
         await send(client, "completions", bodies.body(first + number, None) | more, sample)
 
     try:
@@ -244,7 +244,7 @@ def run(settings: Settings, output: Path, reporter: Reporter, command: Sequence[
         servers.warm_up()
         idle = idle_cores(pids)
 
-        def save(outcome: Outcome) -> Record:
+        def save(outcome: TurnsOutcome) -> Record:
             measured, others = servers.measured(), max(servers.others, default=0.0)
             table = Table("A server with Ray and without", HEADINGS, tuple(map(_cells, measured)))
             return Record(

@@ -11,7 +11,7 @@ from forerun.measure.plot import Figure, Panel, Series
 from forerun.measure.provenance import Provenance
 from forerun.measure.record import Record
 from forerun.measure.table import NOTHING, Table
-from forerun.measure.turns import Outcome
+from forerun.measure.turns import TurnsOutcome
 
 KIND = "arrivals"
 Columns = Mapping[str, Callable[[Measurement], str]]
@@ -55,7 +55,7 @@ def make_record(
     origin: Provenance,
     settings: Mapping[str, Any],
     measured: Sequence[Measurement],
-    outcome: Outcome,
+    outcome: TurnsOutcome,
     warmed: Mapping[str, WarmedUp] | None = None,
     built: float = 0.0,  # seconds in which the models were
 ) -> Record:
@@ -115,7 +115,7 @@ def _table(title: str, columns: Columns, measured: Sequence[Measurement]) -> Tab
 
 
 def _remarks(
-    origin: Provenance, settings: Mapping[str, Any], measured: Sequence[Measurement], outcome: Outcome
+    origin: Provenance, settings: Mapping[str, Any], measured: Sequence[Measurement], outcome: TurnsOutcome
 ) -> tuple[str, ...]:
     lines = [
         f"{origin.machine.name}; {settings['model']}, Poisson arrivals for {settings['seconds']:g} s, prompts of "
@@ -142,7 +142,7 @@ def _remarks(
     return tuple(lines)
 
 
-def _warm_up_remarks(origin: Provenance, settings: Mapping[str, Any], outcome: Outcome) -> tuple[str, ...]:
+def _warm_up_remarks(origin: Provenance, settings: Mapping[str, Any], outcome: TurnsOutcome) -> tuple[str, ...]:
     lines = [f"{origin.machine.name}; {settings['model']}, warm-ups alone", *outcome.problems]
     return (*lines, *(() if outcome.complete else ("Not complete: these are the warm-ups until then.",)))
 

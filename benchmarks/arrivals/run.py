@@ -13,7 +13,7 @@ from benchmarks.arrivals.report import make_record
 from benchmarks.arrivals.results import Measurement, WarmedUp, summarize
 from benchmarks.arrivals.serve import serve
 from benchmarks.arrivals.traffic import Load, arrivals
-from forerun.bench.decode.pair import Pair, default_pair, open_pair
+from forerun.bench.decode.pair import ModelPair, default_pair, open_pair
 from forerun.bench.prompts import encode, find_questions
 from forerun.bench.synthetic import is_synthetic
 from forerun.decoder import SpeculativeDecoder
@@ -25,7 +25,7 @@ from forerun.measure.progress import Reporter
 from forerun.measure.provenance import provenance
 from forerun.measure.record import Record
 from forerun.measure.timing import timed
-from forerun.measure.turns import Outcome, Turn, take_turns
+from forerun.measure.turns import Turn, TurnsOutcome, take_turns
 
 PLAIN, WITH_DRAFT, DEFAULT = "plain", "draft model", "default"
 METHODS = (PLAIN, WITH_DRAFT, DEFAULT)
@@ -83,7 +83,7 @@ def run(asked: Settings, device: torch.device, output: Path, reporter: Reporter,
         outcome = serve(decoders[method].engine, traffic, asked.max_rows)
         measured.append(summarize(method, rate, penalised, asked.shared, outcome))
 
-    def save(outcome: Outcome) -> Record:
+    def save(outcome: TurnsOutcome) -> Record:
         return make_record(origin, settings, measured, outcome, warmed, built).kept(output)
 
     if asked.warm_up_only:
@@ -97,21 +97,21 @@ def run(asked: Settings, device: torch.device, output: Path, reporter: Reporter,
     return take_turns(turns, reporter, save, tolerant=True)
 
 
-def _open(asked: Settings, device: torch.device) -> Pair:
+def _open(asked: Settings, device: torch.device) -> ModelPair:
     """A model without a draft is loaded as `forerun.load` does."""
     name = asked.model or default_pair(device)
     if asked.draft is not None or is_synthetic(name):
         return open_pair(name, asked.draft, device, None, 0)
     target, tokenizer = load_model(name, device=device, dtype=STORED)
-    return Pair(name, target, None, tokenizer, None)
+    return ModelPair(name, target, None, tokenizer, None)
 
 
-def _is_possible(method: str, pair: Pair) -> bool:
+def _is_possible(method: str, pair: ModelPair) -> bool:
     """Models that speak no language have nothing that the default drafts could be found in."""
     return {PLAIN: True, WITH_DRAFT: pair.draft is not None, DEFAULT: pair.tokenizer is not None}[method]
 
 
-def _texts(pair: Pair) -> tuple[list[tuple[int, ...]], str]:
+def _texts(pair: ModelPair) -> tuple[list[tuple[int, ...]], str]:
     """What is asked, and where it comes from, for the record."""
     if pair.tokenizer is None:
         return [], "random tokens"
@@ -119,7 +119,7 @@ def _texts(pair: Pair) -> tuple[list[tuple[int, ...]], str]:
     return encode(pair.tokenizer, questions.items), questions.source
 
 
-def _decoder(pair: Pair, method: str) -> SpeculativeDecoder:
+def _decoder(pair: ModelPair, method: str) -> SpeculativeDecoder:
     if method == DEFAULT:
         return SpeculativeDecoder(pair.target, tokenizer=pair.tokenizer)
     return SpeculativeDecoder(pair.target, DraftModel(pair.draft) if method == WITH_DRAFT else None)

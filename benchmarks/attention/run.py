@@ -19,7 +19,7 @@ from forerun.measure.progress import Reporter
 from forerun.measure.provenance import provenance
 from forerun.measure.record import Record
 from forerun.measure.timing import copy_bandwidth, need_gpu, replay_times
-from forerun.measure.turns import Outcome, Turn, take_turns
+from forerun.measure.turns import Turn, TurnsOutcome, take_turns
 
 
 def run(
@@ -41,7 +41,7 @@ def run(
     def sweep(case: Case) -> None:
         tried.extend(trials(case, Inputs.of(case, device), repeats))
 
-    def save(outcome: Outcome) -> Record:
+    def save(outcome: TurnsOutcome) -> Record:
         titles = {str(method): title for method, title in TITLES.items()}
         results = AttentionResults(origin, repeats, titles, bandwidth, tuple(timings), tuple(tried))
         record = make_record(results, outcome.complete)

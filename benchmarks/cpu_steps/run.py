@@ -20,7 +20,7 @@ from forerun.errors import InvalidArgument
 from forerun.measure.progress import Reporter
 from forerun.measure.provenance import busy_note, provenance, without_folders
 from forerun.measure.record import Record
-from forerun.measure.turns import Outcome, Turn, take_turns
+from forerun.measure.turns import Turn, TurnsOutcome, take_turns
 
 
 def check_grid(grid: Grid, context: int | None) -> None:
@@ -97,7 +97,7 @@ def run(
 
         sweep(prepared[subject.name], grid, keep)
 
-    def save(outcome: Outcome) -> Record:
+    def save(outcome: TurnsOutcome) -> Record:
         disturbed = busy_note("ended") if outcome.complete else None
         named = {"model": without_folders(model), "draft": without_folders(draft) if draft else None}
         results = CpuResults(

@@ -53,7 +53,7 @@ from forerun.measure.progress import Reporter
 from forerun.measure.provenance import provenance
 from forerun.measure.record import Record, load
 from forerun.measure.timing import copy_bandwidth, replay_times, timed
-from forerun.measure.turns import Outcome, Turn, take_turns
+from forerun.measure.turns import Turn, TurnsOutcome, take_turns
 from forerun.models.bodies import choose
 
 ROWS = (1, 8)
@@ -112,7 +112,7 @@ def run(asked: Settings, device: torch.device, output: Path, reporter: Reporter,
         if on_gpu:
             torch.cuda.empty_cache()
 
-    def save(outcome: Outcome) -> Record:
+    def save(outcome: TurnsOutcome) -> Record:
         read = bandwidth if on_gpu else fastest_read(bandwidth, steps)
         results = FamilyResults(origin, settings, read, notes, tuple(steps))
         return make_record(results, outcome.complete).kept(output)

@@ -20,7 +20,7 @@ from forerun.measure.progress import Reporter
 from forerun.measure.provenance import provenance
 from forerun.measure.record import Record
 from forerun.measure.timing import Work, copy_bandwidth, replay_times
-from forerun.measure.turns import Outcome, Turn, take_turns
+from forerun.measure.turns import Turn, TurnsOutcome, take_turns
 
 IN_A_GRAPH = 20  # calls captured one behind the other, so that launching the graph does not count
 REPLAYS = 30
@@ -84,7 +84,7 @@ def run(output: Path, reporter: Reporter, command: Sequence[str], sweep: bool = 
     def change(case: Case, names: Sequence[str]) -> None:
         swept[f"{case.size}: {case.name}"] = sweep_case(case, names)
 
-    def save(outcome: Outcome) -> Record:
+    def save(outcome: TurnsOutcome) -> Record:
         return KernelResults(origin, bandwidth, tuple(measured), swept).record(outcome.complete).kept(output)
 
     turns = [Turn(f"{case.size}: {case.name}, replayed", partial(replay, case)) for case in CASES]

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from forerun.bench.decode.pair import Pair
+from forerun.bench.decode.pair import ModelPair
 from forerun.config import SamplingParams
 from forerun.drafters import (
     Chain,
@@ -96,7 +96,7 @@ class Cell:
 class Makers:
     """Drafters of a pair by the names that cells give them; each is made when it is first asked for."""
 
-    pair: Pair
+    pair: ModelPair
     _made: dict[str, Drafter | None] = field(default_factory=dict)
 
     def get(self, name: str) -> Drafter | None:
@@ -105,18 +105,18 @@ class Makers:
         return self._made[name]
 
 
-def _head(pair: Pair, blocks: int) -> DraftHead:
+def _head(pair: ModelPair, blocks: int) -> DraftHead:
     """Untrained: what a head costs does not depend on what it has learnt."""
     head = DraftHead.for_target(pair.target, 1, blocks)
     return head.to(pair.device, pair.target.dtype).eval().requires_grad_(False)
 
 
-def _table(pair: Pair) -> NgramTable:
+def _table(pair: ModelPair) -> NgramTable:
     """What a table costs depends on its size, not on how often it is right."""
     return NgramTable.count(pair.prompts(*COUNTED, seed=0), vocab_size=pair.target.config.vocab_size)
 
 
-DRAFTERS: dict[str, Callable[[Pair], Drafter | None]] = {
+DRAFTERS: dict[str, Callable[[ModelPair], Drafter | None]] = {
     PLAIN: lambda pair: None,
     MODEL: lambda pair: DraftModel(pair.draft),
     "lookup": lambda pair: PromptLookup(),

@@ -13,7 +13,7 @@ from forerun.measure.plot import BLUE, GREY, RED, Figure, Panel, Series
 from forerun.measure.provenance import Provenance
 from forerun.measure.record import Record
 from forerun.measure.table import NOTHING, Table
-from forerun.measure.turns import Outcome
+from forerun.measure.turns import TurnsOutcome
 
 KIND = "matrix"
 HEADINGS = ("what, rows", "ms a token", "ms a round", "tokens a round", "times", "may be", "of plain", "")
@@ -21,7 +21,7 @@ TOO_SLOW = "slower"
 
 
 def make_record(
-    origin: Provenance, settings: Mapping[str, Any], measured: Sequence[Measurement], outcome: Outcome
+    origin: Provenance, settings: Mapping[str, Any], measured: Sequence[Measurement], outcome: TurnsOutcome
 ) -> Record:
     by_name = {each.cell.name: each for each in measured}
     ordered = sorted(measured, key=lambda each: (each.cell.base or each.cell.name, bool(each.cell.base)))
@@ -89,7 +89,7 @@ def _table(ordered: Sequence[Measurement], by_name: Mapping[str, Measurement], s
     return Table("Options and drafters against decoding without them", HEADINGS, tuple(rows), alarming=tuple(alarming))
 
 
-def _remarks(origin: Provenance, settings: Mapping[str, Any], outcome: Outcome) -> tuple[str, ...]:
+def _remarks(origin: Provenance, settings: Mapping[str, Any], outcome: TurnsOutcome) -> tuple[str, ...]:
     lines = [
         f"{origin.machine.name}; {settings['model']}, {settings['tokens']} new tokens a row at temperature 1, the "
         f"middle of {settings['repeats']} seeds, from the third round until a row ends",

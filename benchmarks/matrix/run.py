@@ -14,7 +14,7 @@ import torch
 from benchmarks.matrix.cells import Cell, Makers, cells, sampling
 from benchmarks.matrix.report import make_record
 from benchmarks.matrix.results import Measurement
-from forerun.bench.decode.pair import Pair, default_pair, open_pair
+from forerun.bench.decode.pair import ModelPair, default_pair, open_pair
 from forerun.decoder import SpeculativeDecoder
 from forerun.engine import Engine, Request
 from forerun.errors import InvalidArgument
@@ -22,7 +22,7 @@ from forerun.measure.progress import Reporter
 from forerun.measure.provenance import provenance
 from forerun.measure.record import Record
 from forerun.measure.rounds import SKIP
-from forerun.measure.turns import Outcome, Turn, take_turns
+from forerun.measure.turns import Turn, TurnsOutcome, take_turns
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ def run(asked: Settings, device: torch.device, output: Path, reporter: Reporter,
             )
         measured.append(measure_cell(decoders[key], pair, cell, asked))
 
-    def save(outcome: Outcome) -> Record:
+    def save(outcome: TurnsOutcome) -> Record:
         return make_record(origin, settings, tuple(measured), outcome).kept(output)
 
     chosen = select(cells(asked.batches, asked.contexts), asked.only)
@@ -70,7 +70,7 @@ def select(known: list[Cell], only: str) -> list[Cell]:
     return [cell for cell in known if cell.name in names]
 
 
-def measure_cell(decoder: SpeculativeDecoder, pair: Pair, cell: Cell, asked: Settings) -> Measurement:
+def measure_cell(decoder: SpeculativeDecoder, pair: ModelPair, cell: Cell, asked: Settings) -> Measurement:
     """Rounds from the third on of one call a seed."""
     seeds, timed = range(1, asked.repeats + 1), cell.batch - cell.first_timed
     tokens = cell.tokens(asked.tokens)
@@ -95,7 +95,7 @@ class Call:
     captured: float = 0.0
 
 
-def decode(engine: Engine, pair: Pair, cell: Cell, tokens: int, seed: int) -> Call:
+def decode(engine: Engine, pair: ModelPair, cell: Cell, tokens: int, seed: int) -> Call:
     """One batch to its end. Rounds after the first row has ended are not counted: they are of another batch."""
     engine.begins_together = True
     prompts = pair.prompts(cell.batch, cell.context, seed)

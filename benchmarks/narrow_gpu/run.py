@@ -20,7 +20,7 @@ from benchmarks.narrow_gpu.self_draft import ALPHAS, DialledSelfDraft
 from forerun.bench.decode.calls import measure_call
 from forerun.bench.decode.forward import stepper
 from forerun.bench.decode.methods import PLAIN, Decoders
-from forerun.bench.decode.pair import Pair, open_pair
+from forerun.bench.decode.pair import ModelPair, open_pair
 from forerun.bench.hardware import work_of
 from forerun.bench.synthetic import SIZES, build_model, make_code, parse
 from forerun.loading.rounding import round_weights
@@ -28,7 +28,7 @@ from forerun.measure.progress import Reporter
 from forerun.measure.provenance import provenance
 from forerun.measure.record import Record
 from forerun.measure.timing import need_gpu, replay_times, timed
-from forerun.measure.turns import Outcome, Turn, take_turns
+from forerun.measure.turns import Turn, TurnsOutcome, take_turns
 
 PAIR = "synthetic:6.7b+0.33b@0.87"
 WIDE = "bf16"
@@ -71,7 +71,7 @@ def run(asked: Settings, output: Path, reporter: Reporter, command: Sequence[str
                 for what, work in parts(scheme, models, asked.repeats, results):
                     yield Turn(f"{scheme}, {what}", work)
 
-    def save(outcome: Outcome) -> Record:
+    def save(outcome: TurnsOutcome) -> Record:
         results.notes.update({str(i): problem for i, problem in enumerate(outcome.problems)})
         return make_record(results, WIDE, outcome.complete).kept(output)
 
@@ -83,10 +83,10 @@ class Models:
 
     def __init__(self, asked: Settings, device: torch.device) -> None:
         self.asked, self.device = asked, device
-        self.pairs: dict[str, Pair] = {}
+        self.pairs: dict[str, ModelPair] = {}
         self.decoders: tuple[object, Decoders] | None = None
 
-    def of(self, scheme: str) -> Pair:
+    def of(self, scheme: str) -> ModelPair:
         if scheme not in self.pairs:
             self.decoders = None
             if torch.cuda.mem_get_info(self.device)[0] < FREE:

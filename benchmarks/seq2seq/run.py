@@ -22,7 +22,7 @@ from forerun.measure.provenance import provenance
 from forerun.measure.record import Record
 from forerun.measure.rounds import Trace, follow
 from forerun.measure.timing import timed
-from forerun.measure.turns import Outcome, Turn, take_turns
+from forerun.measure.turns import Turn, TurnsOutcome, take_turns
 
 THEIR_TOKENS = 12  # transformers is there for comparison, and slow
 
@@ -53,7 +53,7 @@ def run(asked: Settings, device: torch.device, output: Path, reporter: Reporter,
             pairs[name] = build(name, asked.alpha, device=device, dtype=dtype)
         found.extend(_measured(name, pairs[name], batch, asked))
 
-    def save(outcome: Outcome) -> Record:
+    def save(outcome: TurnsOutcome) -> Record:
         return make_record(Seq2SeqResults(origin, settings, tuple(found)), outcome.complete).kept(output)
 
     turns = [

@@ -6,8 +6,8 @@ import heapq
 import time
 from collections.abc import Sequence
 
-from forerun.bench.serve.load import Level
-from forerun.bench.serve.samples import Counts, Sample
+from forerun.bench.serve.load import LoadLevel
+from forerun.bench.serve.samples import Counts, RequestSample
 from forerun.engine import Engine, Request
 
 HEARD = 0.001  # seconds after which a client hears of an end and its next request is there
@@ -23,12 +23,12 @@ class BareLoad:
     """
 
     def __init__(
-        self, engine: Engine, level: Level, requests: Sequence[Request], sent: Sequence[float], seconds: float
+        self, engine: Engine, level: LoadLevel, requests: Sequence[Request], sent: Sequence[float], seconds: float
     ) -> None:
         self.engine, self.level = engine, level
         self._requests, self._seconds = requests, seconds
         self._due = list(sent) if level.load.concurrency is None else level.load.starts  # a heap: it is in order
-        self._running: dict[int, Sample] = {}  # by handle
+        self._running: dict[int, RequestSample] = {}  # by handle
         self._started = 0.0
 
     @property
@@ -52,7 +52,7 @@ class BareLoad:
     def _add_due(self) -> None:
         """All that are there by now."""
         while self._due and self._due[0] <= self._now:
-            number, sample = len(self.level.samples), Sample(heapq.heappop(self._due))
+            number, sample = len(self.level.samples), RequestSample(heapq.heappop(self._due))
             self.level.samples.append(sample)
             self._running[self.engine.add(self._requests[number])] = sample
 

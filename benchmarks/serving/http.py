@@ -8,8 +8,8 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
-from forerun.bench.serve.load import Level, Load
-from forerun.bench.serve.samples import Counts, Sample
+from forerun.bench.serve.load import LoadLevel, ServerLoad
+from forerun.bench.serve.samples import Counts, RequestSample
 from forerun.decoder import SpeculativeDecoder
 from forerun.errors import ServerError
 from forerun.measure.record import Record, load
@@ -73,18 +73,18 @@ def ask(url: str, options: Sequence[str], output: Path) -> Record:
     return load(output, "serve")
 
 
-def levels_of(record: Record, loads: Sequence[Load]) -> list[Level]:
+def levels_of(record: Record, loads: Sequence[ServerLoad]) -> list[LoadLevel]:
     """From what is stored."""
-    levels: dict[tuple[str, str | None], Level] = {}
+    levels: dict[tuple[str, str | None], LoadLevel] = {}
     for row in record.rows:
         key = row["load"], row["speculation"]
         if key not in levels:
             (asked,) = (each for each in loads if each.name == row["load"])
-            levels[key] = level = Level(asked, row["speculation"], [])
+            levels[key] = level = LoadLevel(asked, row["speculation"], [])
             level.seconds = record.details["seconds"][level.name]
         counts = None if row["counts"] is None else Counts(**row["counts"])
         levels[key].samples.append(
-            Sample(
+            RequestSample(
                 row["arrived"], row["ttft"], row["e2e"], row["prompt_tokens"], row["tokens"], counts=counts,
                 error=row["error"],
             )

@@ -7,14 +7,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from forerun.bench.serve.load import Level
+from forerun.bench.serve.load import LoadLevel
 from forerun.bench.serve.results import answered, percentile, tokens_per_second, told_counts, values
 from forerun.engine.device.warm_up import WarmUp
 from forerun.measure.plot import BLUE, GREY, RED, Figure, Panel, Series
 from forerun.measure.provenance import Provenance
 from forerun.measure.record import Record
 from forerun.measure.table import Table
-from forerun.measure.turns import Outcome
+from forerun.measure.turns import TurnsOutcome
 
 KIND = "serving"
 HTTP, BARE = "HTTP", "engine"
@@ -59,7 +59,7 @@ class Measurement:
         return self.load if self.drafts == "on" else f"{self.load}, no drafts"
 
 
-def summarize(by: str, level: Level) -> Measurement:
+def summarize(by: str, level: LoadLevel) -> Measurement:
     first, later, counts = values(level, "ttft"), values(level, "tpot"), told_counts(level)
     rounds = None if counts is None else counts.rounds
     good = answered(level)
@@ -81,7 +81,11 @@ def summarize(by: str, level: Level) -> Measurement:
 
 
 def make_record(
-    origin: Provenance, settings: Mapping[str, Any], measured: Sequence[Measurement], outcome: Outcome, warmed: WarmUp
+    origin: Provenance,
+    settings: Mapping[str, Any],
+    measured: Sequence[Measurement],
+    outcome: TurnsOutcome,
+    warmed: WarmUp,
 ) -> Record:
     (shortest, longest), (least, most) = settings["rate_prompt"], settings["rate_output"]
     remarks = [

@@ -19,7 +19,7 @@ from benchmarks.serving.report import BARE, HTTP, Measurement, make_record, summ
 from benchmarks.serving.tokens import made_up_tokenizer
 from forerun.bench.decode.pair import default_pair, open_pair
 from forerun.bench.serve.bodies import Bodies
-from forerun.bench.serve.load import Level, Load
+from forerun.bench.serve.load import LoadLevel, ServerLoad
 from forerun.bench.settings import ServeSettings
 from forerun.decoder import SpeculativeDecoder
 from forerun.drafters import DraftModel
@@ -27,7 +27,7 @@ from forerun.engine import Request
 from forerun.measure.progress import Reporter
 from forerun.measure.provenance import provenance
 from forerun.measure.record import Record
-from forerun.measure.turns import Outcome, Turn, take_turns
+from forerun.measure.turns import Turn, TurnsOutcome, take_turns
 from forerun.serve.model import ServedModel
 from forerun.serve.schemas import CompletionBody
 from forerun.serve.translate import completion_requests
@@ -94,7 +94,7 @@ def _run(
         first, token = 1e3 * one.first_median, 1e3 * one.token_median
         reporter.say(f"{one.name}, {one.by}: {first:.1f} ms, {token:.2f} ms, {one.tokens_per_second:.0f} tokens/s")
 
-    def over_http(settings: ServeSettings, loads: Sequence[Load], modes: Sequence[str]) -> None:
+    def over_http(settings: ServeSettings, loads: Sequence[ServerLoad], modes: Sequence[str]) -> None:
         with tempfile.TemporaryDirectory() as folder:
             url = servers.url(decoder, model)
             record = ask(url, _options(settings, loads, modes), Path(folder) / "client.json")
@@ -102,9 +102,9 @@ def _run(
             sent[level.name] = [sample.arrived for sample in level.samples]
             keep(summarize(HTTP, level))
 
-    def bare(settings: ServeSettings, load: Load, mode: str) -> None:
+    def bare(settings: ServeSettings, load: ServerLoad, mode: str) -> None:
         servers.stop()
-        bodies, level = Bodies(settings, (), NAME), Level(load, mode, [])
+        bodies, level = Bodies(settings, (), NAME), LoadLevel(load, mode, [])
         times = sent[level.name]
         # Requests are made before: that takes nothing of the server's engine either. An engine may come further.
         number = len(times) if load.concurrency is None else MORE * len(times)
@@ -113,7 +113,7 @@ def _run(
         BareLoad(decoder.engine, level, requests, times, seconds).run()
         keep(summarize(BARE, level))
 
-    def save(outcome: Outcome) -> Record:
+    def save(outcome: TurnsOutcome) -> Record:
         return make_record(origin, settings, measured, outcome, warmed).kept(output)
 
     settings = asdict(asked) | {"model": pair.name, "temperature": 1.0}
@@ -127,7 +127,7 @@ def _run(
     return take_turns(turns, reporter, save, seconds=asked.seconds, tolerant=True)
 
 
-def _groups(asked: Settings) -> Iterator[tuple[ServeSettings, list[Load], Sequence[str], bool]]:
+def _groups(asked: Settings) -> Iterator[tuple[ServeSettings, list[ServerLoad], Sequence[str], bool]]:
     """Loads that one client brings one after the other, and whether the engine alone is given them, too."""
     base = ServeSettings(endpoint="completions", requests=asked.requests, temperature=1.0)
     streams = replace(
@@ -139,9 +139,9 @@ def _groups(asked: Settings) -> Iterator[tuple[ServeSettings, list[Load], Sequen
     )  # fmt: skip
     for are_bare in (True, False):
         if counts := [count for count in asked.streams if (count in asked.bare) == are_bare]:
-            yield streams, [Load(concurrency=count, ramp=asked.ramp) for count in counts], MODES, are_bare
+            yield streams, [ServerLoad(concurrency=count, ramp=asked.ramp) for count in counts], MODES, are_bare
     if asked.rates:
-        yield rates, [Load(rate=rate) for rate in asked.rates], MODES[:1], True
+        yield rates, [ServerLoad(rate=rate) for rate in asked.rates], MODES[:1], True
 
 
 def _request(body: dict[str, Any], model: ServedModel) -> Request:
@@ -150,7 +150,7 @@ def _request(body: dict[str, Any], model: ServedModel) -> Request:
     return request
 
 
-def _options(settings: ServeSettings, loads: Sequence[Load], modes: Sequence[str]) -> list[str]:
+def _options(settings: ServeSettings, loads: Sequence[ServerLoad], modes: Sequence[str]) -> list[str]:
     """Of `forerun bench serve`."""
     counts = [f"{load.concurrency}" for load in loads if load.concurrency is not None]
     rates = [f"{load.rate:g}" for load in loads if load.rate is not None]

@@ -14,13 +14,13 @@ from click.testing import CliRunner
 from benchmarks import goals
 from benchmarks.goals import results_of
 from forerun.bench.decode import report, run
-from forerun.bench.decode.calls import Call, counted
+from forerun.bench.decode.calls import TimedCall, counted
 from forerun.bench.decode.device import DeviceTime
 from forerun.bench.decode.forward import Forward, Pass
 from forerun.bench.decode.memory import Memory
-from forerun.bench.decode.methods import AUTO, BASS, FIXED, METHODS, PLAIN, Watched, policy_of
+from forerun.bench.decode.methods import AUTO, BASS, FIXED, METHODS, PLAIN, WatchedPolicy, policy_of
 from forerun.bench.decode.pair import LARGE, SMALL, check_pair
-from forerun.bench.decode.results import DecodeResults, Peer, Startup
+from forerun.bench.decode.results import DecodeResults, PeerCall, Startup
 from forerun.bench.decode.settings import DecodeSettings, choose_settings
 from forerun.bench.hardware import Ceilings, Work
 from forerun.bench.settings import DecodeOptions
@@ -45,7 +45,7 @@ def outcome(drafted: tuple[int, ...], accepted: tuple[int, ...]) -> RoundOutcome
     )
 
 
-def traced() -> Call:
+def traced() -> TimedCall:
     """Two rows with prompts of 10 and 20 tokens and three more when the clock starts; the first ends first."""
     rounds = (Round(1.0, {}, {0: 3, 1: 1}), Round(1.0, {}, {0: 2, 1: 2}), Round(0.5, {}, {1: 1}))
     result: Any = SimpleNamespace(rows=[SimpleNamespace(tokens=[0] * 8), SimpleNamespace(tokens=[0] * 7)])
@@ -95,17 +95,17 @@ class TestMethods:
 
     def test_watching_changes_nothing(self) -> None:
         inner = BassHeuristic()
-        watched, view = Watched(inner), BatchView((0,), (0,), (99,))
+        watched, view = WatchedPolicy(inner), BatchView((0,), (0,), (99,))
         assert watched.lengths(view) == (7,)
         watched.observe(outcome((7,), (7,)))
         assert inner.length == 9 and len(watched.outcomes) == 1
 
 
-def calls_of(method: str, batch: int, ms: float, spread: float = 1.2) -> Call:
+def calls_of(method: str, batch: int, ms: float, spread: float = 1.2) -> TimedCall:
     times = (0.004,) * 9 + (0.008,)
     rows = tuple(1e-3 * ms * (1 + (spread - 1) * row / max(batch - 1, 1)) for row in range(batch))
     drafted = 0 if method == PLAIN else 60
-    return Call(
+    return TimedCall(
         method, batch, rows, times, 50, drafted, 40 if drafted else 0, drafted + 10, 60 if drafted else 0, 5000, 0
     )
 
@@ -126,7 +126,7 @@ def made(**more: Any) -> DecodeResults:
             DeviceTime("fixed 6", 8, 9e-3, 5e-3, 6e-3, 900),
         ),
         "memory": (Memory(8, 8, 32000, 30 << 20, 10 << 20, 1 << 30), Memory(8, 8, 128256, 80 << 20, 97 << 20, 1 << 20)),
-        "peers": (Peer("model.generate", 1, 24, 1.7, 24), Peer("transformers assisted", 1, 24, 0.8, 5)),
+        "peers": (PeerCall("model.generate", 1, 24, 1.7, 24), PeerCall("transformers assisted", 1, 24, 0.8, 5)),
         "notes": ("a part failed",),
     }
     settings = {"pair": LARGE, "wanted_alpha": 0.87, "prompt_length": 448, "new_tokens": 128}

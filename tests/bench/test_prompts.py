@@ -9,7 +9,7 @@ import pytest
 
 from forerun.bench.builtin import BUILT_IN
 from forerun.bench.prompts import MT_BENCH_PARTS, Question, Questions, built_in, encode, find_questions, pools
-from forerun.bench.schedule import Group, Speed, groups_of, make_schedule
+from forerun.bench.schedule import BaselineSpeed, Group, groups_of, make_schedule
 from forerun.errors import InvalidArgument
 from support.bench import WordTokenizer
 
@@ -124,7 +124,7 @@ def test_the_number_of_prompts_follows_the_budget() -> None:
 
 
 def test_the_expected_time_counts_prefill_padding_and_turns() -> None:
-    speed = Speed(prefill=0.5, step=2.0)
+    speed = BaselineSpeed(prefill=0.5, step=2.0)
     pools = {"x": [(1,), (1, 2, 3)]}
     found = make_schedule(pools, (2,), 1, cost=lambda g: speed.call(g, 10), turns=lambda g: 4, budget=0)
     assert found.total_seconds == 4 * (0.5 * 6 + 2.0 * 10)

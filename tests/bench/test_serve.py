@@ -15,10 +15,10 @@ from click.testing import CliRunner, Result
 from forerun.bench.prompts import find_questions
 from forerun.bench.serve.bodies import Bodies
 from forerun.bench.serve.counters import parse
-from forerun.bench.serve.load import Level, Load
+from forerun.bench.serve.load import LoadLevel, ServerLoad
 from forerun.bench.serve.results import goodput, percentile
 from forerun.bench.serve.run import ServeBench, public_command
-from forerun.bench.serve.samples import Sample
+from forerun.bench.serve.samples import RequestSample
 from forerun.bench.settings import ServeSettings
 from forerun.cli.main import cli
 from forerun.client import ApiClient
@@ -194,8 +194,8 @@ def test_percentiles_and_goodput() -> None:
     numbers = [float(value) for value in range(1, 101)]
     assert [percentile(numbers, percent) for percent in (50, 90, 99)] == [50, 90, 99]
     assert percentile([3.0], 99) == 3.0 and math.isnan(percentile([], 50))
-    samples = [Sample(0.0, ttft=0.1, e2e=0.1 + 0.01 * i, tokens=11) for i in range(1, 5)]
-    level = Level(Load(concurrency=1), None, [*samples, Sample(0.0, error="no")], seconds=2.0)
+    samples = [RequestSample(0.0, ttft=0.1, e2e=0.1 + 0.01 * i, tokens=11) for i in range(1, 5)]
+    level = LoadLevel(ServerLoad(concurrency=1), None, [*samples, RequestSample(0.0, error="no")], seconds=2.0)
     assert goodput(level, {"ttft": 0.2, "tpot": 0.0025}) == 1.0
     assert goodput(level, {"ttft": 0.05}) == 0.0
 
@@ -245,8 +245,8 @@ def test_a_completion_costs_the_same_however_many_came_before() -> None:
     """What counts them runs in the event loop that tells the time."""
     lines: list[str] = []
 
-    class Unread(list[Sample]):
-        def __iter__(self) -> Iterator[Sample]:
+    class Unread(list[RequestSample]):
+        def __iter__(self) -> Iterator[RequestSample]:
             raise AssertionError("all samples are looked at while others are timed")
 
     class Watching(Silent):
@@ -256,7 +256,7 @@ def test_a_completion_costs_the_same_however_many_came_before() -> None:
     settings = ServeSettings(requests=4)
     with api_server(Served()) as server:
         bench = ServeBench(settings, ApiClient(server.url), find_questions(None), provenance("cpu", []), Watching())
-        bench.measure(Level(Load(concurrency=2), None, Unread()))
+        bench.measure(LoadLevel(ServerLoad(concurrency=2), None, Unread()))
     assert lines == [f"2 at a time: {done} of at most 4 requests" for done in range(1, 5)]
 
 

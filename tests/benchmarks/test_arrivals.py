@@ -23,7 +23,7 @@ from forerun.cache.paged import PagedCache
 from forerun.engine import Engine
 from forerun.errors import InvalidArgument
 from forerun.measure.record import load
-from forerun.measure.turns import Outcome as Done
+from forerun.measure.turns import TurnsOutcome
 from forerun.models.scorer import Scorer
 from forerun.policy import Constant
 from support.bench import ORIGIN
@@ -102,7 +102,11 @@ def test_a_shared_beginning_is_seen_to_be_read_once(apart: bool) -> None:
     assert len(found.later_firsts) == found.requests - 1 and found.gained == tuple(
         each.tokens for each in outcome.served
     )
-    cells = make_record(ORIGIN, asdict(Settings()) | {"model": "", "prompts": ""}, [found], Done()).tables[1].rows[0]
+    cells = (
+        make_record(ORIGIN, asdict(Settings()) | {"model": "", "prompts": ""}, [found], TurnsOutcome())
+        .tables[1]
+        .rows[0]
+    )
     assert cells[3:6] == (str(found.read_tokens), str(found.found_tokens), f"{times:.2f}")
 
 

@@ -15,7 +15,7 @@ from benchmarks.matrix.results import Measurement
 from benchmarks.matrix.run import select
 from forerun.measure.provenance import provenance
 from forerun.measure.record import load
-from forerun.measure.turns import Outcome
+from forerun.measure.turns import TurnsOutcome
 
 
 def test_every_cell_can_be_made_and_is_held_against_another() -> None:
@@ -58,7 +58,7 @@ def test_a_chain_slower_than_plain_is_marked_though_it_is_as_fast_as_its_drafter
     chain = known["lookup, draft model, auto, 1"]
     measured = [_took(known[chain.plain], 1.0), _took(known[chain.base], 1.01), _took(chain, milliseconds)]
     made = make_record(
-        provenance(torch.device("cpu"), []), {"model": "", "tokens": 8, "repeats": 1}, measured, Outcome()
+        provenance(torch.device("cpu"), []), {"model": "", "tokens": 8, "repeats": 1}, measured, TurnsOutcome()
     )
     marks = {row[0]: row[-1] for row in made.tables[0].rows}
     assert marks[chain.name] == marked and milliseconds / 1.01 < (chain.most or 0)
@@ -70,7 +70,7 @@ def test_what_takes_more_than_it_may_is_marked(milliseconds: float, marked: str)
     cell = replace(known["logit bias, 1"], most=1.1)
     measured = [_took(known[cell.base], 1.0), _took(cell, milliseconds)]
     record = make_record(
-        provenance(torch.device("cpu"), []), {"model": "", "tokens": 8, "repeats": 1}, measured, Outcome()
+        provenance(torch.device("cpu"), []), {"model": "", "tokens": 8, "repeats": 1}, measured, TurnsOutcome()
     )
     assert [row[-1] for row in record.tables[0].rows] == ["", marked]
     assert record.tables[0].alarming == ((1,) if marked else ())

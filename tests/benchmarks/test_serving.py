@@ -12,7 +12,7 @@ from benchmarks.serving.bare import BareLoad
 from benchmarks.serving.report import BARE, HTTP, Measurement, goals, summarize
 from benchmarks.serving.tokens import made_up_tokenizer
 from forerun import SpeculativeDecoder
-from forerun.bench.serve.load import Level, Load
+from forerun.bench.serve.load import LoadLevel, ServerLoad
 from forerun.engine import Request
 from forerun.measure.record import load
 from support.tiny import tiny_model
@@ -25,7 +25,7 @@ def requests_of(number: int) -> list[Request]:
 @pytest.mark.parametrize("sent", ([0.0] * 5, [0.0, 0.0, 0.05, 0.3, 0.3]))
 def test_the_engine_alone_gets_every_arrival_once_and_when_it_was_sent(sent: list[float]) -> None:
     engine = SpeculativeDecoder(tiny_model("llama"), None).engine
-    level, known = Level(Load(rate=20.0), "on", []), list[float]()
+    level, known = LoadLevel(ServerLoad(rate=20.0), "on", []), list[float]()
     started, add = time.perf_counter(), engine.add
     engine.add = lambda request: (known.append(time.perf_counter() - started), add(request))[1]
     BareLoad(engine, level, requests_of(5), sent, seconds=0.1).run()
@@ -38,7 +38,7 @@ def test_the_engine_alone_gets_every_arrival_once_and_when_it_was_sent(sent: lis
 
 def test_the_engine_alone_has_as_many_at_a_time_as_there_were_clients() -> None:
     engine = SpeculativeDecoder(tiny_model("llama"), None).engine
-    level, running, step = Level(Load(concurrency=3, ramp=0.03), "on", []), list[int](), engine.step
+    level, running, step = LoadLevel(ServerLoad(concurrency=3, ramp=0.03), "on", []), list[int](), engine.step
     bare = BareLoad(engine, level, requests_of(40), [0.0] * 20, seconds=0.2)
     engine.step = lambda: (running.append(len(bare._running)), step())[1]
     bare.run()

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from forerun.measure.turns import Outcome, Turn, take_turns
+from forerun.measure.turns import Turn, TurnsOutcome, take_turns
 from support.bench import Notebook
 
 
@@ -20,7 +20,7 @@ def raising(error: BaseException) -> Any:
 def outcomes(turns: list[Turn], **how: Any) -> list[tuple[bool, tuple[str, ...]]]:
     saved: list[tuple[bool, tuple[str, ...]]] = []
 
-    def save(outcome: Outcome) -> Any:
+    def save(outcome: TurnsOutcome) -> Any:
         saved.append((outcome.complete, outcome.problems))
         return saved[-1]
 

@@ -28,7 +28,7 @@ from forerun.bench.methods import (
 from forerun.bench.prompts import Question, Questions, encode, find_questions, pools
 from forerun.bench.report import make_record
 from forerun.bench.results import Measurement, Refusal, Results
-from forerun.bench.schedule import Group, Schedule, Speed, make_schedule
+from forerun.bench.schedule import BaselineSpeed, Group, Schedule, make_schedule
 from forerun.bench.settings import CompareSettings
 from forerun.config import num_ranks
 from forerun.drafters.named import AUTO, OFF, draft_models, is_draft_model, named_drafter, refuse_misspelt
@@ -40,7 +40,7 @@ from forerun.measure.provenance import busy_note, provenance, without_folders
 from forerun.measure.record import Record
 from forerun.measure.reference import Agreement, compare_texts
 from forerun.measure.repetition import repeated_share
-from forerun.measure.turns import Outcome, Turn, take_turns
+from forerun.measure.turns import Turn, TurnsOutcome, take_turns
 from forerun.models.families import context_length
 from forerun.parallel import load_draft
 from forerun.parallel.draft import check_draft_split, placement
@@ -211,7 +211,7 @@ def run(
         results.settings["categories"] = list(dict.fromkeys(group.category for group in schedule.groups))
         results.settings["expected_seconds"] = round(schedule.total_seconds, 1)
 
-        def save(outcome: Outcome) -> Record:
+        def save(outcome: TurnsOutcome) -> Record:
             return make_record(results, outcome.complete).kept(output)
 
         turns = _turns(schedule, methods, settings, results.measurements)
@@ -245,7 +245,9 @@ def prepare(
     return schedule
 
 
-def warm_up(settings: CompareSettings, bench: Bench, methods: Sequence[Method], reporter: Reporter) -> dict[int, Speed]:
+def warm_up(
+    settings: CompareSettings, bench: Bench, methods: Sequence[Method], reporter: Reporter
+) -> dict[int, BaselineSpeed]:
     """The first call of a shape pays for allocations and thread pools. The baseline's also show its speed."""
     texts = [text for row in zip(*BUILT_IN.values(), strict=True) for text in row]
     speeds = {}
@@ -316,10 +318,10 @@ def _measurement(method: Method, group: Group, repeat: int, done: Run, agreement
     )
 
 
-def _speed(method: Method, group: Group) -> Speed:
+def _speed(method: Method, group: Group) -> BaselineSpeed:
     first = method.run(group.prompts, 1).seconds
     more = method.run(group.prompts, 1 + WARM_UP_TOKENS // 2).seconds
-    return Speed(first / group.padded_tokens, max(more - first, 0.0) / (WARM_UP_TOKENS // 2))
+    return BaselineSpeed(first / group.padded_tokens, max(more - first, 0.0) / (WARM_UP_TOKENS // 2))
 
 
 def _room(settings: CompareSettings, bench: Bench) -> int | None:

@@ -34,7 +34,7 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True)
-class Speed:
+class BaselineSpeed:
     """The baseline at one batch size, in seconds."""
 
     prefill: float  # a token of the padded prompts

@@ -23,7 +23,7 @@ class Turn:
 
 
 @dataclass(slots=True)
-class Outcome:
+class TurnsOutcome:
     """How the turns ended."""
 
     complete: bool = False
@@ -33,7 +33,7 @@ class Outcome:
 def take_turns(
     turns: Iterable[Turn],
     reporter: Reporter,
-    save: Callable[[Outcome], R],
+    save: Callable[[TurnsOutcome], R],
     *,
     seconds: float | None = None,
     tolerant: bool = False,
@@ -45,7 +45,7 @@ def take_turns(
     """
     planned = list(turns)
     reporter.start("measuring", total=sum(turn.cost for turn in planned))
-    outcome, started, left_out = Outcome(complete=not planned), perf_counter(), False
+    outcome, started, left_out = TurnsOutcome(complete=not planned), perf_counter(), False
     saved = save(outcome)
     for turn in planned:
         reporter.start(turn.title)

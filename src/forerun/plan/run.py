@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from forerun.errors import InvalidArgument
 from forerun.measure.progress import Reporter
-from forerun.measure.turns import Outcome, Turn, take_turns
+from forerun.measure.turns import Turn, TurnsOutcome, take_turns
 from forerun.plan.acceptance import CountedAcceptance, measure_acceptance
 from forerun.plan.check import compare_with_runs, lengths_to_run, run_lengths
 from forerun.plan.costs import RoundCosts, measure_costs
@@ -35,7 +35,7 @@ def make_plan(
         raise InvalidArgument(f"a batch of {most} needs as many prompts and there are {len(prompts)}; give more")
     parts = _Parts(plain, drafters, prompts, settings)
 
-    def save_results(outcome: Outcome) -> R:
+    def save_results(outcome: TurnsOutcome) -> R:
         parts.results.complete = outcome.complete
         return save(parts.results)
 

@@ -16,7 +16,7 @@ Prompt = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class TimedCall:
     """Counts and seconds of the rounds after the first two, which read the prompt."""
 
     method: str
@@ -65,18 +65,18 @@ class Call:
         return of_target + self.drafted * draft.operations_per_token + self.draft_key_reads * draft.operations_per_key
 
 
-def measure_call(decoders: Decoders, method: str, prompts: Sequence[Prompt], **keywords: Any) -> Call:
+def measure_call(decoders: Decoders, method: str, prompts: Sequence[Prompt], **keywords: Any) -> TimedCall:
     decoder, watched = decoders.watched(method)
     trace = decode(decoder, prompts, wait=False, **keywords)
     heard = watched.outcomes[len(watched.outcomes) - len(trace.rounds) :]  # of a step for first tokens no policy hears
     return counted(method, [len(prompt) for prompt in prompts], trace, heard)
 
 
-def counted(method: str, prompts: Sequence[int], trace: Trace, outcomes: Sequence[RoundOutcome]) -> Call:
+def counted(method: str, prompts: Sequence[int], trace: Trace, outcomes: Sequence[RoundOutcome]) -> TimedCall:
     """A call from its rounds; `prompts` are the lengths of the rows' prompts."""
     steps = [max(outcome.drafted) for outcome in outcomes]
     keys = _keys(prompts, trace)
-    return Call(
+    return TimedCall(
         method=method,
         batch=len(prompts),
         latencies=tuple(trace.latencies()),

@@ -25,7 +25,7 @@ def policy_of(method: str, auto: Policy) -> Policy:
     return auto if method == AUTO else BassHeuristic()
 
 
-class Watched(PlainPolicy):
+class WatchedPolicy(PlainPolicy):
     """A policy, and what it was told of every round."""
 
     def __init__(self, policy: Policy) -> None:
@@ -33,10 +33,10 @@ class Watched(PlainPolicy):
         self.outcomes: list[RoundOutcome] = []
 
     @property
-    def unwrapped(self) -> Watched:
+    def unwrapped(self) -> WatchedPolicy:
         return self
 
-    def for_seed(self) -> Watched:
+    def for_seed(self) -> WatchedPolicy:
         """Itself: whoever watches a call made it for that call."""
         return self
 
@@ -54,9 +54,9 @@ class Decoders:
         self.drafting = SpeculativeDecoder(target, drafter, **options)
         self.auto = CostModel()  # what the name stands for where no seed is named: the bench names one
 
-    def watched(self, method: str) -> tuple[SpeculativeDecoder, Watched]:
+    def watched(self, method: str) -> tuple[SpeculativeDecoder, WatchedPolicy]:
         """The decoder of a method, ready for a call, and what will see its rounds."""
         decoder = self.plain if method == PLAIN else self.drafting
-        watched = Watched(policy_of(method, self.auto))
+        watched = WatchedPolicy(policy_of(method, self.auto))
         decoder.engine.policy = watched
         return decoder, watched

@@ -16,7 +16,7 @@ LARGE, SMALL = "synthetic:6.7b+0.33b@0.87", "synthetic:tiny+mini@0.87"
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
+class ModelPair:
     """A target and a draft model."""
 
     name: str
@@ -56,14 +56,14 @@ def check_pair(model: str, draft: str | None) -> None:
         raise InvalidArgument(f"--model={model!r} needs a draft model: give --draft, or a pair such as {LARGE}")
 
 
-def open_pair(model: str, draft: str | None, device: torch.device, dtype: str | None, seed: int) -> Pair:
+def open_pair(model: str, draft: str | None, device: torch.device, dtype: str | None, seed: int) -> ModelPair:
     check_pair(model, draft)
     if is_synthetic(model):
         pair = build_pair(model, device=device, dtype=dtype, seed=seed)
-        return Pair(model, pair.target, pair.draft, None, parse(model).alpha)
+        return ModelPair(model, pair.target, pair.draft, None, parse(model).alpha)
     from forerun.loading import load_model
 
     assert draft is not None
     target, tokenizer = load_model(model, device=device, dtype=dtype)
     small, _ = load_model(draft, device=device, dtype=dtype)
-    return Pair(f"{model} + {draft}", target, small, tokenizer, None)
+    return ModelPair(f"{model} + {draft}", target, small, tokenizer, None)

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from statistics import stdev
 from typing import Any
 
-from forerun.bench.decode.calls import Call
+from forerun.bench.decode.calls import TimedCall
 from forerun.bench.decode.methods import AUTO, BASS, FIXED, PLAIN
 from forerun.bench.decode.results import DecodeResults
 from forerun.measure.plot import BLACK, BLUE, COLOURS, GREY, RED, Figure, Panel, Series
@@ -99,7 +99,7 @@ def _memory_panel(results: DecodeResults) -> Panel:
     return Panel("memory", "draft length", "MiB beside weights and cache", tuple(series), lengths)
 
 
-def _spread(calls: list[Call]) -> float:
+def _spread(calls: list[TimedCall]) -> float:
     """Of seconds a token, call by call."""
     seconds = [call.seconds / call.tokens * call.batch for call in calls]
     return stdev(seconds) if len(seconds) > 1 else 0.0

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from statistics import fmean, median, quantiles
 from typing import Any
 
-from forerun.bench.decode.calls import Call
+from forerun.bench.decode.calls import TimedCall
 from forerun.bench.decode.device import DeviceTime
 from forerun.bench.decode.forward import Forward
 from forerun.bench.decode.memory import Memory
@@ -27,7 +27,7 @@ class Startup:
 
 
 @dataclass(frozen=True, slots=True)
-class Peer:
+class PeerCall:
     """One call of transformers' own generation, reading the prompt included."""
 
     title: str
@@ -45,14 +45,14 @@ class DecodeResults:
     settings: Mapping[str, Any]
     target: Work
     draft: Work
-    calls_made: list[Call] = field(default_factory=list)
+    calls_made: list[TimedCall] = field(default_factory=list)
     ceilings: Ceilings | None = None
     alpha: float | None = None  # E[sum min(p, q)] along the target's own text
     forward: Forward | None = None  # passes alone, in a captured graph
     startups: list[Startup] = field(default_factory=list)
     device_times: list[DeviceTime] = field(default_factory=list)
     memory: list[Memory] = field(default_factory=list)
-    peers: list[Peer] = field(default_factory=list)
+    peers: list[PeerCall] = field(default_factory=list)
     notes: tuple[str, ...] = ()
 
     @property
@@ -68,7 +68,7 @@ class DecodeResults:
         """(batch, method) of every row of the tables."""
         return [(batch, method) for batch in self.batches for method in self.methods if self.calls(method, batch)]
 
-    def calls(self, method: str, batch: int) -> list[Call]:
+    def calls(self, method: str, batch: int) -> list[TimedCall]:
         return [call for call in self.calls_made if (call.method, call.batch) == (method, batch)]
 
     def latency(self, which: str, method: str, batch: int) -> float | None:

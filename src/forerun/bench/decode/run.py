@@ -11,14 +11,14 @@ from typing import Any
 
 import torch
 
-from forerun.bench.decode.calls import Call, Prompt, measure_call
+from forerun.bench.decode.calls import Prompt, TimedCall, measure_call
 from forerun.bench.decode.device import ROUNDS, measure_device
 from forerun.bench.decode.forward import measure as measure_forward
 from forerun.bench.decode.memory import measure_memory
 from forerun.bench.decode.methods import AUTO, BASS, METHODS, PLAIN, Decoders
 from forerun.bench.decode.pair import open_pair
 from forerun.bench.decode.report import make_record
-from forerun.bench.decode.results import DecodeResults, Peer, Startup
+from forerun.bench.decode.results import DecodeResults, PeerCall, Startup
 from forerun.bench.decode.settings import LEAST_TOKENS, DecodeSettings
 from forerun.bench.hardware import measure_ceilings, work_of
 from forerun.bench.methods import METHODS as COMPARED
@@ -27,7 +27,7 @@ from forerun.bench.synthetic import build_pair, measure_alpha
 from forerun.measure.progress import Reporter
 from forerun.measure.provenance import Provenance, provenance
 from forerun.measure.record import Record
-from forerun.measure.turns import Outcome, Turn, take_turns
+from forerun.measure.turns import Turn, TurnsOutcome, take_turns
 
 WATCHED = (PLAIN, "fixed 6")  # whose rounds are looked at with the profiler
 MEMORY_BATCH = 8
@@ -44,7 +44,7 @@ def run(settings: DecodeSettings, output: Path, reporter: Reporter) -> Record:
     reporter.start(f"building {settings.model}")
     bench = DecodeBench(settings, origin, reporter)
 
-    def save(outcome: Outcome) -> Record:
+    def save(outcome: TurnsOutcome) -> Record:
         bench.results.notes = outcome.problems
         return make_record(bench.results, outcome.complete).kept(output)
 
@@ -110,7 +110,7 @@ class DecodeBench:
         """Seconds that the engines have spent capturing graphs."""
         return sum(decoder.engine.seconds.capture for decoder in (self.decoders.plain, self.decoders.drafting))
 
-    def _call(self, method: str, batch: int, new_tokens: int) -> Call:
+    def _call(self, method: str, batch: int, new_tokens: int) -> TimedCall:
         seed = next(self._seeds)
         return measure_call(
             self.decoders, method, self._prompts(batch, seed), max_new_tokens=new_tokens, seed=seed, **SAMPLED
@@ -151,4 +151,6 @@ class DecodeBench:
                     if method.refusal(batch) is None:
                         method.run(prompts, PEER_WARM_UP)
                         call = method.run(prompts, tokens)
-                        self.results.peers.append(Peer(method.title, batch, tokens, call.seconds, call.rounds // batch))
+                        self.results.peers.append(
+                            PeerCall(method.title, batch, tokens, call.seconds, call.rounds // batch)
+                        )

@@ -12,20 +12,20 @@ NAMES = {name: f"vllm:spec_decode_num_{name}_total" for name in ("drafts", "draf
 
 
 @dataclass(frozen=True, slots=True)
-class Counters:
+class ServerCounters:
     """Since the server's start, all labels added up."""
 
     drafts: float
     draft_tokens: float
     accepted_tokens: float
 
-    def since(self, before: Counters) -> Counts:
+    def since(self, before: ServerCounters) -> Counts:
         drafts = round(self.drafts - before.drafts)
         drafted, accepted = self.draft_tokens - before.draft_tokens, self.accepted_tokens - before.accepted_tokens
         return Counts(round(drafted), round(accepted), drafts or None)
 
 
-async def read_counters(client: ApiClient) -> Counters | None:
+async def read_counters(client: ApiClient) -> ServerCounters | None:
     """None where the server has no such metrics."""
     try:
         return parse(await client.text("/metrics"))
@@ -33,7 +33,7 @@ async def read_counters(client: ApiClient) -> Counters | None:
         return None
 
 
-def parse(text: str) -> Counters | None:
+def parse(text: str) -> ServerCounters | None:
     """From Prometheus' format."""
     counts: dict[str, float] = {}
     for line in text.splitlines():
@@ -41,4 +41,4 @@ def parse(text: str) -> Counters | None:
         for field, wanted in NAMES.items():
             if name == wanted:
                 counts[field] = counts.get(field, 0.0) + float(line.rpartition(" ")[2])
-    return Counters(**counts) if counts.keys() == NAMES.keys() else None
+    return ServerCounters(**counts) if counts.keys() == NAMES.keys() else None

@@ -9,14 +9,14 @@ import time
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 
-from forerun.bench.serve.samples import Sample
+from forerun.bench.serve.samples import RequestSample
 
-SendOne = Callable[[int, Sample], Awaitable[None]]
+SendOne = Callable[[int, RequestSample], Awaitable[None]]
 """Sends the request with this number and fills in its sample."""
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class ServerLoad:
     """One of both: a fixed number under way, or a rate of arrivals."""
 
     concurrency: int | None = None
@@ -37,12 +37,12 @@ class Load:
 
 
 @dataclass(slots=True)
-class Level:
+class LoadLevel:
     """A load, whether requests ask for drafts, and what came of it."""
 
-    load: Load
+    load: ServerLoad
     speculation: str | None  # on, off, or None: the server decides
-    samples: list[Sample]
+    samples: list[RequestSample]
     seconds: float = 0.0  # from the first request's sending to the last one's end
 
     @property
@@ -50,13 +50,13 @@ class Level:
         return self.load.name if self.speculation is None else f"{self.load.name}, drafts {self.speculation}"
 
 
-async def run_level(level: Level, send: SendOne, requests: int, seconds: float, rng: random.Random) -> None:
+async def run_level(level: LoadLevel, send: SendOne, requests: int, seconds: float, rng: random.Random) -> None:
     """Send until there were enough or the time is over, and wait for the last. Samples are there as soon as sent."""
     started = time.perf_counter()
     numbers = _numbers(requests, started + seconds)
 
     async def one(number: int) -> None:
-        sample = Sample(time.perf_counter() - started)
+        sample = RequestSample(time.perf_counter() - started)
         level.samples.append(sample)
         try:
             await send(number, sample)

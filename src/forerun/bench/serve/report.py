@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from forerun.bench.serve.load import Level
+from forerun.bench.serve.load import LoadLevel
 from forerun.bench.serve.results import (
     MEASURES,
     PERCENTILES,
@@ -18,7 +18,7 @@ from forerun.bench.serve.results import (
     told_counts,
     values,
 )
-from forerun.bench.serve.samples import Sample
+from forerun.bench.serve.samples import RequestSample
 from forerun.measure.plot import BLACK, BLUE, RED, Figure, Panel, Series
 from forerun.measure.record import Record
 from forerun.measure.table import NOTHING, Table
@@ -186,7 +186,7 @@ def _disagreements(results: ServeResults) -> list[str]:
     return disagreements
 
 
-def _row(level: Level, sample: Sample) -> dict[str, Any]:
+def _row(level: LoadLevel, sample: RequestSample) -> dict[str, Any]:
     return {
         "load": level.load.name,
         "speculation": level.speculation,

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from forerun.bench.serve.load import Level, Load
-from forerun.bench.serve.samples import Counts, Sample
+from forerun.bench.serve.load import LoadLevel, ServerLoad
+from forerun.bench.serve.samples import Counts, RequestSample
 from forerun.measure.provenance import Provenance
 
 PERCENTILES = (50, 90, 99)
@@ -22,24 +22,24 @@ class ServeResults:
     provenance: Provenance
     settings: dict[str, Any]
     limits: Mapping[str, float]
-    levels: list[Level] = field(default_factory=list)
+    levels: list[LoadLevel] = field(default_factory=list)
     counters: dict[str, Counts] = field(default_factory=dict)  # by level, from the server's metrics
     notes: tuple[str, ...] = ()
 
     @property
-    def measured(self) -> list[Level]:
+    def measured(self) -> list[LoadLevel]:
         return [level for level in self.levels if answered(level)]
 
     @property
-    def loads(self) -> list[Load]:
+    def loads(self) -> list[ServerLoad]:
         return list(dict.fromkeys(level.load for level in self.measured))
 
 
-def answered(level: Level) -> list[Sample]:
+def answered(level: LoadLevel) -> list[RequestSample]:
     return [sample for sample in level.samples if sample.is_good]
 
 
-def values(level: Level, measure: str) -> list[float]:
+def values(level: LoadLevel, measure: str) -> list[float]:
     """Seconds of all that were answered; of chunks, the times between them."""
     if measure == "itl":
         return [gap for sample in answered(level) for gap in sample.gaps]
@@ -55,20 +55,20 @@ def percentile(numbers: Sequence[float], percent: float) -> float:
     return ordered[max(0, math.ceil(percent / 100 * len(ordered)) - 1)]
 
 
-def tokens_per_second(level: Level) -> float:
+def tokens_per_second(level: LoadLevel) -> float:
     return sum(sample.tokens for sample in answered(level)) / level.seconds if level.seconds else 0.0
 
 
-def requests_per_second(level: Level) -> float:
+def requests_per_second(level: LoadLevel) -> float:
     return len(answered(level)) / level.seconds if level.seconds else 0.0
 
 
-def goodput(level: Level, limits: Mapping[str, float]) -> float:
+def goodput(level: LoadLevel, limits: Mapping[str, float]) -> float:
     """Requests a second that were answered within all limits."""
     return sum(sample.keeps(limits) for sample in level.samples) / level.seconds if level.seconds else 0.0
 
 
-def told_counts(level: Level) -> Counts | None:
+def told_counts(level: LoadLevel) -> Counts | None:
     """What the answers' usage says of drafts, all requests added up; None where some do not say."""
     counts = [sample.counts for sample in answered(level)]
     known = [each for each in counts if each is not None]

@@ -17,11 +17,11 @@ from urllib.parse import urlsplit
 from forerun.bench.prompts import Questions, find_questions
 from forerun.bench.serve.bodies import Bodies
 from forerun.bench.serve.counters import read_counters
-from forerun.bench.serve.load import Level, Load, run_level
+from forerun.bench.serve.load import LoadLevel, ServerLoad, run_level
 from forerun.bench.serve.process import served
 from forerun.bench.serve.report import make_record
 from forerun.bench.serve.results import ServeResults
-from forerun.bench.serve.samples import Sample, send
+from forerun.bench.serve.samples import RequestSample, send
 from forerun.bench.settings import ServeSettings
 from forerun.client import ApiClient, is_address
 from forerun.errors import ServerError
@@ -29,7 +29,7 @@ from forerun.files import allow_many_open_files
 from forerun.measure.progress import Reporter
 from forerun.measure.provenance import Provenance, provenance
 from forerun.measure.record import Record
-from forerun.measure.turns import Outcome, Turn, take_turns
+from forerun.measure.turns import Turn, TurnsOutcome, take_turns
 
 CONCURRENCY = (1, 8)
 """Where no load is asked for."""
@@ -58,7 +58,7 @@ def run(
     with nullcontext(target[0]) if is_url else served(target, partial(_say_starting, reporter)) as url:
         bench = ServeBench(settings, ApiClient(url, api_key), questions, origin, reporter, model)
 
-        def save(outcome: Outcome) -> Record:
+        def save(outcome: TurnsOutcome) -> Record:
             bench.results.notes = (*bench.notes, *outcome.problems)
             record = make_record(bench.results, outcome.complete)
             if bench.results.measured:
@@ -101,24 +101,24 @@ class ServeBench:
         """Those with and without drafts alternate, so that a machine that slows down slows both."""
         settings = self.settings
         counts = settings.concurrency if settings.concurrency is not None else () if settings.rates else CONCURRENCY
-        loads = [Load(concurrency=count, ramp=settings.ramp) for count in counts]
-        loads += [Load(rate=rate) for rate in settings.rates]
+        loads = [ServerLoad(concurrency=count, ramp=settings.ramp) for count in counts]
+        loads += [ServerLoad(rate=rate) for rate in settings.rates]
         for load in loads:
             for mode in settings.speculation or (None,):
-                level = Level(load, mode, [])
+                level = LoadLevel(load, mode, [])
                 yield Turn(level.name, partial(self.measure, level))
 
-    def measure(self, level: Level) -> None:
+    def measure(self, level: LoadLevel) -> None:
         """Interrupted, the level keeps what was answered."""
         self.results.levels.append(level)
         asyncio.run(self._measure(level))
 
-    async def _measure(self, level: Level) -> None:
+    async def _measure(self, level: LoadLevel) -> None:
         settings = self.settings
         before = await read_counters(self.client)
         done = itertools.count(1)
 
-        async def send_one(number: int, sample: Sample) -> None:
+        async def send_one(number: int, sample: RequestSample) -> None:
             await send(self.client, settings.endpoint, self.bodies.body(number, level.speculation), sample)
             self.reporter.start(f"{level.name}: {next(done)} of at most {settings.requests} requests")
 
@@ -141,7 +141,7 @@ class ServeBench:
         """One request of each kind, which also finds out whether the server takes what it will be asked."""
         try:
             for mode in self.settings.speculation or (None,):
-                sample = Sample(0.0)
+                sample = RequestSample(0.0)
                 body = self.bodies.body(0, mode) | {"max_tokens": min(WARM_UP_TOKENS, self.settings.max_new_tokens)}
                 await send(self.client, self.settings.endpoint, body, sample)
                 if sample.error is not None:

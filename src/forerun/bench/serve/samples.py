@@ -27,7 +27,7 @@ class Counts:
 
 
 @dataclass(slots=True)
-class Sample:
+class RequestSample:
     """Seconds from the request's sending: to the first text, to the end, and between chunks with text."""
 
     arrived: float  # seconds after the level's beginning
@@ -59,7 +59,7 @@ class Sample:
         return self.is_good and all((times[name] or 0.0) <= limit for name, limit in limits.items())
 
 
-async def send(client: ApiClient, endpoint: str, body: Mapping[str, Any], sample: Sample) -> None:
+async def send(client: ApiClient, endpoint: str, body: Mapping[str, Any], sample: RequestSample) -> None:
     """Fill in the sample as the answer comes. What a server refuses or fails at is an error of the sample's."""
     started = time.perf_counter()
     last = ended = started
@@ -99,7 +99,7 @@ def _has_text(event: Mapping[str, Any]) -> bool:
     return False
 
 
-def _read_usage(sample: Sample, usage: Mapping[str, Any]) -> None:
+def _read_usage(sample: RequestSample, usage: Mapping[str, Any]) -> None:
     sample.tokens = usage.get("completion_tokens") or 0
     sample.prompt_tokens = usage.get("prompt_tokens") or 0
     if choices := usage.get("speculation"):
