@@ -322,8 +322,8 @@ def run_experts(
             lots = x.split(kernel.MOST_ROWS)
             if router is not None:
                 return torch.cat([run_experts(lot, router, route, weights, None) for lot in lots])
-            routed = [part.split(kernel.MOST_ROWS) for part in route(x)]  # once: it may know these very rows alone
-            return torch.cat([_run_routed(*lot, weights) for lot in zip(lots, *routed, strict=True)])
+            shares, chosen = (part.split(kernel.MOST_ROWS) for part in route(x))  # once: it may know these very rows
+            return torch.cat([_run_routed(*lot, weights) for lot in zip(lots, shares, chosen, strict=True)])
         shares, chosen = route(x)
         if library is not None:
             return library(x, chosen, shares)
