@@ -134,6 +134,16 @@ def test_what_is_no_plain_llama_is_left_to_transformers(tmp_path: Path, monkeypa
         assert (found is not None) == (folder == "plain")
 
 
+def test_a_vocabulary_longer_than_its_metadata_says_is_read_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = {name: plain(torch.randn(40, 256)) for name in ("token_embd.weight", "output.weight")}
+    model = loaded(written(tmp_path, False, words), monkeypatch, first=True, dtype=STORED)
+    whole = load_model(tmp_path / "tiny.gguf", dtype=STORED, device="cpu").model
+    check_same(whole, model)
+    assert len(whole.lm_head.weight) == whole(IDS).logits.shape[-1] == 40 > whole.config.vocab_size
+
+
 def test_a_file_that_lacks_a_matrix_or_its_end_is_refused(tmp_path: Path) -> None:
     tiny = tiny_llama(tied=False, hidden=256, inner=256)
     tensors = {name: halved(raw) if len(raw.shape) == 2 else raw for name, raw in llama_tensors(tiny).items()}

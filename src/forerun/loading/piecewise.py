@@ -116,7 +116,8 @@ class Piecewise:
 
     @classmethod
     def of_gguf(cls, path: Path, sketch: Any, dtype: torch.dtype) -> Piecewise | None:
-        """The same of a GGUF file; None where it is no plain Llama's, or has blocks that only transformers decodes."""
+        """The same of a GGUF file; None where it is no plain Llama's, or has blocks that only transformers decodes, or
+        tensors of other shapes than its metadata says: an embedding of more words than are named, say."""
         file = read_gguf(path, skips_unknown=True)
         if file.unread or not is_llama(file) or get_model_conversion_mapping(sketch, add_legacy=False):
             return None
@@ -124,7 +125,11 @@ class Piecewise:
             names = llama_names(file)
         except UnsupportedModel:
             return None
-        return cls._of({ours: BlockTensor(file, name) for ours, name in names.items()}, sketch, dtype)
+        shapes = {name: tuple(weight.shape) for name, weight in sketch.named_parameters(remove_duplicate=False)}
+        tensors = {ours: BlockTensor(file, name) for ours, name in names.items()}
+        if any(shapes.get(ours, tensor.shape) != tensor.shape for ours, tensor in tensors.items()):
+            return None
+        return cls._of(tensors, sketch, dtype)
 
     @classmethod
     def _of(cls, tensors: Mapping[str, StoredTensor], sketch: Any, dtype: torch.dtype) -> Piecewise:
