@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import Any
 
-from forerun.eval.sandbox.run import Limits
+from forerun.eval.sandbox.run import ProgramLimits
 from forerun.eval.tasks.code import HUMANEVAL
 from forerun.eval.tasks.task import Answer, Example
 
@@ -29,9 +29,8 @@ def passes(tokenizer: Any, output: Sequence[int], program: Example | None) -> fl
         return None
     text = answers(tokenizer, [output])[0]
     ends = [place for stop in HUMANEVAL.stops if (place := text.find(stop)) >= 0]
-    return HUMANEVAL.score(program, Answer(text[: min(ends, default=len(text))], tuple(output)), Limits()).values[
-        "pass"
-    ]
+    answer = Answer(text[: min(ends, default=len(text))], tuple(output))
+    return HUMANEVAL.score(program, answer, ProgramLimits()).values["pass"]
 
 
 def answers(tokenizer: Any, outputs: Sequence[Sequence[int]]) -> list[str]:

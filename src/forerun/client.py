@@ -35,7 +35,7 @@ class Connection:
     writer: asyncio.StreamWriter
     is_used: bool = False
 
-    async def ask(self, request: bytes) -> Answer:
+    async def ask(self, request: bytes) -> HttpAnswer:
         self.writer.write(request)
         await self.writer.drain()
         status = (await self._line()).split(b" ", 2)
@@ -45,7 +45,7 @@ class Connection:
         while line := await self._line():
             name, _, value = line.partition(b":")
             headers[name.strip().lower().decode("latin-1")] = value.strip().decode("latin-1")
-        return Answer(int(status[1]), headers, self.reader)
+        return HttpAnswer(int(status[1]), headers, self.reader)
 
     def close(self) -> None:
         with suppress(Exception):  # a socket that is gone already
@@ -56,7 +56,7 @@ class Connection:
 
 
 @dataclass(slots=True)
-class Answer:
+class HttpAnswer:
     """Status, headers, and a body that is read piece by piece."""
 
     status: int
@@ -149,7 +149,7 @@ class ApiClient:
         self._idle.clear()
 
     @asynccontextmanager
-    async def _send(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> AsyncIterator[Answer]:
+    async def _send(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> AsyncIterator[HttpAnswer]:
         """The answer to a call that was not refused."""
         connection, answer = await self._exchange(self._request(method, path, body))
         try:
@@ -165,7 +165,7 @@ class ApiClient:
             else:
                 connection.close()
 
-    async def _exchange(self, request: bytes) -> tuple[Connection, Answer]:
+    async def _exchange(self, request: bytes) -> tuple[Connection, HttpAnswer]:
         """Over a connection that is open, or a new one where the server has closed those meanwhile."""
         while True:
             connection = self._idle.pop() if self._idle else await self._connect()
@@ -248,7 +248,7 @@ def _message(answer: Any) -> str:
     return str(error or "")
 
 
-async def _lines(answer: Answer) -> AsyncGenerator[bytes, None]:
+async def _lines(answer: HttpAnswer) -> AsyncGenerator[bytes, None]:
     """Lines of a body as soon as each is there; a piece may hold several, or a part of one."""
     held = b""
     async with aclosing(answer.pieces()) as pieces:

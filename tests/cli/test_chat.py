@@ -15,7 +15,7 @@ from cli.command import Command
 from forerun.cli import chat as module
 from forerun.cli.console import err_console, out_console
 from forerun.cli.conversation import Conversation
-from forerun.cli.pair import Loaded
+from forerun.cli.pair import LoadedPair
 from forerun.errors import InvalidArgument
 from forerun.inputs import tokenize_rendered
 from support.folders import VOCAB, byte_tokenizer, save
@@ -28,7 +28,7 @@ def session(
     keywords: dict[str, Any] | None = None, settings: dict[str, Any] | None = None, **config: Any
 ) -> module.Session:
     model = tiny_model("llama", vocab=VOCAB, **config)
-    loaded = Loaded(model, byte_tokenizer(), None, settings or {})
+    loaded = LoadedPair(model, byte_tokenizer(), None, settings or {})
     return module.Session(loaded, keywords or {"max_new_tokens": 8}, None, out_console(), err_console())
 
 

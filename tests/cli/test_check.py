@@ -19,7 +19,7 @@ from torch import Tensor
 import forerun
 from cli.command import Command
 from forerun.checks import chi_square
-from forerun.checks.base import Outcome, Pair
+from forerun.checks.base import CheckedPair, Outcome
 from forerun.checks.chi_square import detectable, fit, survival
 from forerun.checks.settings import CheckSettings
 from forerun.checks.suite import CheckReport, check_pair
@@ -41,7 +41,7 @@ def outcomes(report: CheckReport) -> dict[str, Outcome]:
 
 
 def run(drafter: Any, plan: CheckSettings = QUICK, **settings: Any) -> CheckReport:
-    return check_pair(Pair(tiny_model("llama"), drafter, **settings), PROMPTS, OPEN, plan)
+    return check_pair(CheckedPair(tiny_model("llama"), drafter, **settings), PROMPTS, OPEN, plan)
 
 
 def drafter() -> DraftModel:

@@ -218,11 +218,13 @@ def test_a_scorer_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.slow
 def test_weak_walls_are_said_so(monkeypatch: pytest.MonkeyPatch) -> None:
     from forerun.eval import evaluate
-    from forerun.eval.sandbox.run import Ending, Outcome
+    from forerun.eval.sandbox.run import Ending, ProgramOutcome
 
     assert sandbox_notes([TASKS["gsm8k"]]) == []
     for walls, weak in ((("limits", "audit"), True), (("limits", "landlock", "seccomp", "audit"), False)):
-        monkeypatch.setattr(evaluate, "run_program", lambda program, walls=walls: Outcome(Ending.PASSED, "", walls))
+        monkeypatch.setattr(
+            evaluate, "run_program", lambda program, walls=walls: ProgramOutcome(Ending.PASSED, "", walls)
+        )
         assert ("container" in sandbox_notes([TASKS["mbpp"]])[0]) == weak
 
 

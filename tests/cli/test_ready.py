@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from forerun.cli.pair import Loaded
+from forerun.cli.pair import LoadedPair
 from forerun.cli.run import WAITING, ready_decoder, run
 from forerun.cli.statistics import statistics_table
 from forerun.decoder import SpeculativeDecoder
@@ -35,8 +35,8 @@ def compile_something() -> None:
     assert outer(1.0) == 3.0
 
 
-def loaded() -> Loaded:
-    return Loaded(tiny_model("llama", vocab=VOCAB), byte_tokenizer(), None)
+def loaded() -> LoadedPair:
+    return LoadedPair(tiny_model("llama", vocab=VOCAB), byte_tokenizer(), None)
 
 
 def heard(terminal: bool) -> tuple[Console, io.StringIO]:
@@ -60,15 +60,15 @@ def test_compilations_are_timed_once_each() -> None:
 @pytest.mark.parametrize("terminal", [False, True])
 def test_whoever_waits_is_told(terminal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Any] = []
-    decoder = Loaded.decoder
+    decoder = LoadedPair.decoder
 
-    def slowly(self: Loaded, keep_rows: int = 0) -> SpeculativeDecoder:
+    def slowly(self: LoadedPair, keep_rows: int = 0) -> SpeculativeDecoder:
         if not made:
             compile_something()
         made.append(decoder(self, keep_rows))
         return made[-1]
 
-    monkeypatch.setattr(Loaded, "decoder", slowly)
+    monkeypatch.setattr(LoadedPair, "decoder", slowly)
     steps: list[Engine] = []
     step = Engine.step
     monkeypatch.setattr(Engine, "step", lambda self: (steps.append(self), step(self))[1])

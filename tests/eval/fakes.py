@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from forerun.eval.methods import PLAIN, SPECULATIVE, Call, IndexedPrompt
+from forerun.eval.methods import PLAIN, SPECULATIVE, AnsweredCall, IndexedPrompt
 from forerun.eval.tasks import Answer
 
 # (way, index of the example, copy) -> answer
@@ -34,13 +34,13 @@ class FakeWay:
         self.name, self.script, self.fail_at, self.error = name, script, fail_at, error
         self.calls: list[list[int]] = []
 
-    def answer(self, asked: Sequence[IndexedPrompt], keywords: dict[str, Any]) -> Call:
+    def answer(self, asked: Sequence[IndexedPrompt], keywords: dict[str, Any]) -> AnsweredCall:
         if self.fail_at is not None and len(self.calls) >= self.fail_at:
             raise self.error("killed")
         self.calls.append([one.index for one in asked])
         copies = keywords.get("num_return_sequences", 1)
         prompts = tuple(tuple(self._answer(one.index, copy) for copy in range(copies)) for one in asked)
-        return Call(float(len(asked)), prompts)
+        return AnsweredCall(float(len(asked)), prompts)
 
     def _answer(self, index: int, copy: int) -> Answer:
         text = self.script(self.name, index, copy)

@@ -19,9 +19,9 @@ import pytest
 from forerun.errors import ForerunError
 from forerun.eval.sandbox import inside, privileges, run, seccomp
 from forerun.eval.sandbox.folder import DISK_BYTES, remove, usage
-from forerun.eval.sandbox.run import Ending, Limits, run_program
+from forerun.eval.sandbox.run import Ending, ProgramLimits, run_program
 
-QUICK = Limits(seconds=20, memory_mib=512)  # of programs that end by themselves, on however busy a machine
+QUICK = ProgramLimits(seconds=20, memory_mib=512)  # of programs that end by themselves, on however busy a machine
 RAW = "import ctypes\nlibc = ctypes.CDLL(None, use_errno=True)\n"  # system calls that Python's own checks do not see
 
 
@@ -145,7 +145,7 @@ def test_failures_are_told(program: str, message: str) -> None:
 )
 def test_what_never_ends_is_ended(program: str) -> None:
     started = time.monotonic()
-    assert run_program(program, Limits(seconds=0.2)).ending is Ending.TIME
+    assert run_program(program, ProgramLimits(seconds=0.2)).ending is Ending.TIME
     assert time.monotonic() - started < 0.2 + run.STARTING + 20, "not the minute that some of them sleep"
 
 
@@ -382,9 +382,10 @@ DEEP = "import os\nfor i in range(3000):\n  os.mkdir('d' * 100, 0o700)\n  os.chd
 @needs_landlock
 def test_folders_without_end_are_noticed_and_removed(temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert run_program(DEEP, QUICK).ending in (Ending.PASSED, Ending.DISK)  # as the watcher happens to look
-    assert run_program(DEEP + "while True: pass", Limits(seconds=20)).ending is Ending.DISK
+    assert run_program(DEEP + "while True: pass", ProgramLimits(seconds=20)).ending is Ending.DISK
     monkeypatch.setattr(run, "DISK_BYTES", 1 << 20)
-    assert run_program("import os\nfor i in range(10**6): os.mkdir(str(i))", Limits(seconds=20)).ending is Ending.DISK
+    folders = "import os\nfor i in range(10**6): os.mkdir(str(i))"
+    assert run_program(folders, ProgramLimits(seconds=20)).ending is Ending.DISK
     assert run_program("import os\nos.makedirs('a/b')\nos.mkdir('a/c', 0)\nos.symlink('a', 'link')", QUICK).passed
     assert not list(temporary.iterdir())
 
@@ -411,7 +412,7 @@ def test_a_folder_is_removed_however_deep_it_is(tmp_path: Path) -> None:
 @needs_landlock
 def test_a_full_disk_is_prevented() -> None:
     program = "i = 0\nwhile True:\n  open(f'f{i}', 'wb').write(b'x' * (1 << 20))\n  i += 1"
-    assert run_program(program, Limits(seconds=20)).ending is Ending.DISK
+    assert run_program(program, ProgramLimits(seconds=20)).ending is Ending.DISK
     assert "File too large" in run_program("open('f', 'wb').write(b'x' * (8 << 20))", QUICK).message
 
 

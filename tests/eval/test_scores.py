@@ -9,12 +9,12 @@ import pytest
 
 from forerun.errors import InvalidArgument
 from forerun.eval.passes import Candidate, pass_at_k, service
-from forerun.eval.sandbox.run import Limits
+from forerun.eval.sandbox.run import ProgramLimits
 from forerun.eval.tasks import TASKS, Answer, Example, chosen
 from forerun.eval.tasks.code import code_blocks, humaneval_program, mbpp_program
 from forerun.eval.tasks.gsm8k import last_number
 
-LIMITS = Limits(seconds=2)
+LIMITS = ProgramLimits(seconds=2)
 
 
 def test_rouge_by_hand() -> None:
@@ -86,7 +86,7 @@ HUMANEVAL = Example(
     ],
 )
 def test_humaneval(answer: str, passes: bool) -> None:
-    found = TASKS["humaneval"].score(HUMANEVAL, Answer(answer, ()), Limits(seconds=0.6))
+    found = TASKS["humaneval"].score(HUMANEVAL, Answer(answer, ()), ProgramLimits(seconds=0.6))
     assert found.values["pass"] == passes, humaneval_program(HUMANEVAL, answer)
     assert found.note
 

@@ -15,7 +15,7 @@ from forerun.drafters.base import Drafter
 from forerun.engine import adjust, drafting, engine, host_round
 from forerun.math import verify
 from forerun.math.laws import LogitLaw, draw
-from forerun.math.random import Stream, span, uniforms
+from forerun.math.random import RandomStream, span, uniforms
 from forerun.types import Adjuster, Draft, DraftContext, Keys, Law, Rule
 
 
@@ -79,18 +79,18 @@ def _change_keys(patch: MonkeyPatch, change: Any) -> None:
 def keyed_by_position(patch: MonkeyPatch) -> None:
     """Numbers counted by the place in the text alone: a place met again in a later round finds the same ones."""
 
-    def absolute(keys: Keys, stream: Stream, width: int) -> Tensor:
+    def absolute(keys: Keys, stream: RandomStream, width: int) -> Tensor:
         columns = [uniforms(replace(keys, round=keys.position + i), ((stream, 0),)) for i in range(width)]
         return torch.cat(columns, dim=1) if columns else torch.zeros(len(keys.seed), 0, dtype=torch.float64)
 
     def noise(keys: Keys, width: int, rule: Rule) -> verify.Noise:
-        return verify.Noise(absolute(keys, Stream.ACCEPT, width), absolute(keys, Stream.FINAL, width + 1))
+        return verify.Noise(absolute(keys, RandomStream.ACCEPT, width), absolute(keys, RandomStream.FINAL, width + 1))
 
     patch.setattr(verify, "noise_of", noise)
-    patch.setattr(drafting, "draft_uniforms", lambda keys, width, rule: absolute(keys, Stream.DRAFT, width))
+    patch.setattr(drafting, "draft_uniforms", lambda keys, width, rule: absolute(keys, RandomStream.DRAFT, width))
 
 
-def shared_noise(patch: MonkeyPatch, stream: Stream) -> None:
+def shared_noise(patch: MonkeyPatch, stream: RandomStream) -> None:
     """The drafter draws with the numbers the verifier is going to use."""
     patch.setattr(drafting, "draft_uniforms", lambda keys, width, rule: uniforms(keys, span(stream, width)))
 

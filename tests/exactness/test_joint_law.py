@@ -13,7 +13,7 @@ from torch import Tensor
 from exactness import controls
 from exactness.controls import Misreporting, NextRow
 from exactness.sampling import DRAFTERS, POLICIES, PROMPT, RULES, Loop, draft_model, verdict
-from forerun.math.random import Stream
+from forerun.math.random import RandomStream
 from forerun.policy import Constant
 from forerun.types import Rule
 from support.markov import joint_law, softmax_at, toy_pair
@@ -72,9 +72,9 @@ FAULTS: list[Any] = [
     (Rule.TOKEN, controls.one_round),
     (Rule.BLOCK, controls.one_round),
     (Rule.COUPLED, controls.one_position),
-    (Rule.TOKEN, lambda patch: controls.shared_noise(patch, Stream.ACCEPT)),
-    (Rule.TOKEN, lambda patch: controls.shared_noise(patch, Stream.FINAL)),
-    (Rule.BLOCK, lambda patch: controls.shared_noise(patch, Stream.ACCEPT)),
+    (Rule.TOKEN, lambda patch: controls.shared_noise(patch, RandomStream.ACCEPT)),
+    (Rule.TOKEN, lambda patch: controls.shared_noise(patch, RandomStream.FINAL)),
+    (Rule.BLOCK, lambda patch: controls.shared_noise(patch, RandomStream.ACCEPT)),
 ]
 
 

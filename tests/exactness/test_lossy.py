@@ -17,7 +17,7 @@ from torch import Tensor
 
 from exactness.sampling import PROMPT, Loop, verdict
 from forerun import SpeculativeDecoder
-from forerun.checks.base import Outcome, Pair
+from forerun.checks.base import CheckedPair, Outcome
 from forerun.checks.divergence import measure_divergence
 from forerun.checks.settings import CheckSettings
 from forerun.checks.suite import check_pair
@@ -181,7 +181,7 @@ PLAN = CheckSettings(samples=100, max_new_tokens=8)
 @pytest.mark.slow
 @pytest.mark.parametrize("rule", [Lenient(0.99), TopKImportance(5)], ids=lambda rule: rule.name)
 def test_check_fails_a_lossy_rule_even_where_samples_cannot_tell(rule: LossyRule) -> None:
-    pair = Pair(tiny_model("llama"), DraftModel(draft_of(tiny_model("llama"), 0.05)), 3, rule)
+    pair = CheckedPair(tiny_model("llama"), DraftModel(draft_of(tiny_model("llama"), 0.05)), 3, rule)
     report = check_pair(pair, PROMPTS, PROMPTS[1:], PLAN)
     assert not report.passed
     found = {finding.name: finding for finding in report.findings}["lossy rule"]
@@ -194,7 +194,7 @@ def test_check_fails_a_lossy_rule_even_where_samples_cannot_tell(rule: LossyRule
 
 
 def test_divergence_is_measured_on_the_targets_own_text_for_all_rules_at_once() -> None:
-    pair = Pair(tiny_model("llama"), DraftModel(draft_of(tiny_model("llama"), 0.05)), 3)
+    pair = CheckedPair(tiny_model("llama"), DraftModel(draft_of(tiny_model("llama"), 0.05)), 3)
     rules = [Lenient(0.9), Lenient(0.5), Lenient(0.1), Ensemble(0.5), Sigmoid(), Sigmoid(as_published=True)]
     found = measure_divergence(
         pair, PROMPTS, rules, SamplingParams(temperature=1.0, top_k=8), max_new_tokens=12, seed=1

@@ -15,7 +15,7 @@ from exactness.sampling import Loop, draft_model, verdict
 from forerun.drafters import DraftModel
 from forerun.engine import drafting
 from forerun.math import verify
-from forerun.math.random import Stream
+from forerun.math.random import RandomStream
 from forerun.types import Keys, Rule
 from support.markov import toy_pair
 
@@ -57,9 +57,9 @@ def test_known_laws(rule: Rule, policy: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stream", [Stream.ACCEPT, Stream.FINAL])
+@pytest.mark.parametrize("stream", [RandomStream.ACCEPT, RandomStream.FINAL])
 @pytest.mark.parametrize("rule", [Rule.TOKEN, Rule.BLOCK])
-def test_control_shared_noise_is_noticed(rule: Rule, stream: Stream, monkeypatch: MonkeyPatch) -> None:
+def test_control_shared_noise_is_noticed(rule: Rule, stream: RandomStream, monkeypatch: MonkeyPatch) -> None:
     controls.shared_noise(monkeypatch, stream)
     assert verdict(scripted(rule).sample(NUMBER, max_new_tokens=5), joint(4))
 
@@ -134,6 +134,6 @@ def test_uniforms_are_uncorrelated(monkeypatch: MonkeyPatch) -> None:
 
 @pytest.mark.slow
 def test_control_correlated_uniforms_are_noticed(monkeypatch: MonkeyPatch) -> None:
-    controls.shared_noise(monkeypatch, Stream.FINAL)
+    controls.shared_noise(monkeypatch, RandomStream.FINAL)
     streams = recorded(monkeypatch, 300)
     assert abs(correlation(streams["draft"][:, 0], streams["final"][:, 0])) > 4 / 300**0.5

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from forerun.math import random
-from forerun.math.random import MASK, Stream, draft_uniforms, philox, span, uniforms
+from forerun.math.random import MASK, RandomStream, draft_uniforms, philox, span, uniforms
 from forerun.types import Keys, Rule
 from support.oracle import chi_square_ok, keys_for
 
@@ -39,7 +39,7 @@ def python_philox(counter: tuple[int, ...], key: tuple[int, ...]) -> tuple[int, 
 
 def test_a_uniform_is_the_documented_function_of_its_key():
     keys = Keys(torch.tensor([-7, 1 << 40]), torch.tensor([3, MASK]), torch.tensor([0, 9]), torch.tensor([100, 5]))
-    drawn = uniforms(keys, ((Stream.ACCEPT, 2), (Stream.TARGET, 4)))
+    drawn = uniforms(keys, ((RandomStream.ACCEPT, 2), (RandomStream.TARGET, 4)))
     for b in range(2):
         seed = int(keys.seed[b]) & (2**64 - 1)
         key = (seed & MASK, seed >> 32)
@@ -54,7 +54,7 @@ def test_tensor_and_array_arithmetic_give_the_same_words(monkeypatch: pytest.Mon
     counter = torch.randint(0, 1 << 32, (4, 5, 100), generator=generator)
     key = torch.randint(0, 1 << 32, (2, 5, 100), generator=generator)
     keys = keys_for(33, seed=-3, round_=4, position=7)
-    draws = span(Stream.ACCEPT, 3) + span(Stream.TARGET, 2)
+    draws = span(RandomStream.ACCEPT, 3) + span(RandomStream.TARGET, 2)
     arrays = philox(counter, key), uniforms(keys, draws)
     random._constants.cache_clear()
     random._columns.cache_clear()
@@ -71,15 +71,15 @@ def test_tensor_and_array_arithmetic_give_the_same_words(monkeypatch: pytest.Mon
 def test_a_gpu_gives_the_same_bits():
     keys = keys_for(64, seed=5, round_=2)
     there = Keys(*(getattr(keys, name).cuda() for name in ("seed", "request_id", "round", "position")))
-    draws = span(Stream.ACCEPT, 5) + span(Stream.TARGET, 3)
+    draws = span(RandomStream.ACCEPT, 5) + span(RandomStream.TARGET, 3)
     assert torch.equal(uniforms(keys, draws), uniforms(there, draws).cpu())
 
 
 def test_numbers_do_not_depend_on_the_company_they_are_drawn_in():
     keys = keys_for(8, seed=11)
-    everything = uniforms(keys, span(Stream.ACCEPT, 4) + span(Stream.FINAL, 5))
+    everything = uniforms(keys, span(RandomStream.ACCEPT, 4) + span(RandomStream.FINAL, 5))
     alone = Keys(keys.seed[3:4], keys.request_id[3:4], keys.round[3:4], keys.position[3:4])
-    assert torch.equal(uniforms(alone, ((Stream.FINAL, 2),))[0, 0], everything[3, 6])
+    assert torch.equal(uniforms(alone, ((RandomStream.FINAL, 2),))[0, 0], everything[3, 6])
 
 
 @pytest.mark.parametrize("field", ["seed", "request_id", "round"])
@@ -87,17 +87,17 @@ def test_every_part_of_the_key_matters(field: str):
     keys = keys_for(4)
     parts = {name: getattr(keys, name) for name in ("seed", "request_id", "round", "position")}
     changed = Keys(**{**parts, field: parts[field] + 1000})
-    draws = span(Stream.DRAFT, 3)
+    draws = span(RandomStream.DRAFT, 3)
     assert not bool((uniforms(keys, draws) == uniforms(changed, draws)).any())
 
 
 def test_both_halves_of_the_seed_matter():
     low, high = keys_for(1, seed=1), keys_for(1, seed=1 + (1 << 32))
-    assert uniforms(low, span(Stream.DRAFT, 1)) != uniforms(high, span(Stream.DRAFT, 1))
+    assert uniforms(low, span(RandomStream.DRAFT, 1)) != uniforms(high, span(RandomStream.DRAFT, 1))
 
 
 def test_streams_and_positions_never_share_a_number():
-    draws = tuple((stream, i) for stream in Stream for i in range(50))
+    draws = tuple((stream, i) for stream in RandomStream for i in range(50))
     drawn = uniforms(keys_for(20), draws)
     assert drawn.unique().numel() == drawn.numel()
 
@@ -105,15 +105,15 @@ def test_streams_and_positions_never_share_a_number():
 def test_the_coupled_draft_draws_with_the_targets_own_numbers():
     early, late = keys_for(3, round_=2, position=10), keys_for(3, round_=9, position=12)
     draft = draft_uniforms(early, 4, Rule.COUPLED)
-    assert torch.equal(draft, uniforms(early, span(Stream.TARGET, 4)))
-    assert torch.equal(draft[:, 2:], uniforms(late, span(Stream.TARGET, 2)))
+    assert torch.equal(draft, uniforms(early, span(RandomStream.TARGET, 4)))
+    assert torch.equal(draft[:, 2:], uniforms(late, span(RandomStream.TARGET, 2)))
 
 
 @pytest.mark.parametrize("rule", [Rule.TOKEN, Rule.BLOCK])
 def test_a_sampled_draft_draws_fresh_numbers_every_round(rule: Rule):
     first = draft_uniforms(keys_for(3, round_=0, position=0), 4, rule)
     second = draft_uniforms(keys_for(3, round_=1, position=0), 4, rule)
-    assert torch.equal(first, uniforms(keys_for(3), span(Stream.DRAFT, 4)))
+    assert torch.equal(first, uniforms(keys_for(3), span(RandomStream.DRAFT, 4)))
     assert not bool((first == second).any())
 
 
@@ -126,27 +126,27 @@ def lag_one(u: Tensor) -> float:
 def test_consecutive_numbers_are_uncorrelated(along: str):
     number = 20_000
     if along == "request":
-        u = uniforms(keys_for(number), ((Stream.ACCEPT, 0),)).flatten()
+        u = uniforms(keys_for(number), ((RandomStream.ACCEPT, 0),)).flatten()
     elif along == "round":
         zero = torch.zeros(number, dtype=torch.int64)
-        u = uniforms(Keys(zero, zero, torch.arange(number), zero), ((Stream.ACCEPT, 0),)).flatten()
+        u = uniforms(Keys(zero, zero, torch.arange(number), zero), ((RandomStream.ACCEPT, 0),)).flatten()
     elif along == "position":
-        u = uniforms(keys_for(1), span(Stream.ACCEPT, number)).flatten()
+        u = uniforms(keys_for(1), span(RandomStream.ACCEPT, number)).flatten()
     else:
-        u = uniforms(keys_for(number // len(Stream)), tuple((stream, 0) for stream in Stream)).flatten()
+        u = uniforms(keys_for(number // len(RandomStream)), tuple((stream, 0) for stream in RandomStream)).flatten()
     assert abs(lag_one(u)) < 4 / number**0.5
     assert chi_square_ok(torch.histc(u, 100, 0, 1), torch.full((100,), number / 100))
 
 
 def test_a_generator_seeded_afresh_for_every_draw_is_caught():
-    u = uniforms(keys_for(1), ((Stream.ACCEPT, 0),)).expand(20_000, 1).flatten()
+    u = uniforms(keys_for(1), ((RandomStream.ACCEPT, 0),)).expand(20_000, 1).flatten()
     wobbling = u + torch.linspace(0, 1e-6, 20_000, dtype=torch.float64)
     assert not chi_square_ok(torch.histc(u, 100, 0, 1), torch.full((100,), 200.0))
     assert abs(lag_one(wobbling)) > 4 / 20_000**0.5
 
 
 def test_numbers_have_53_bits_and_stay_below_one():
-    u = uniforms(keys_for(100_000), ((Stream.FINAL, 0),)).flatten()
+    u = uniforms(keys_for(100_000), ((RandomStream.FINAL, 0),)).flatten()
     assert u.dtype == torch.float64
     assert bool(((u >= 0) & (u < 1)).all())
     bits = (u * 2**53).long()

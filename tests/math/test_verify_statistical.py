@@ -11,7 +11,7 @@ from torch import Tensor
 from forerun.config import SamplingParams
 from forerun.math.laws import LogitLaw, PointMass, draw, warp
 from forerun.math.penalties import adjust
-from forerun.math.random import Stream, draft_uniforms, span, uniforms
+from forerun.math.random import RandomStream, draft_uniforms, span, uniforms
 from forerun.math.verify import Noise, count_accepted, noise_of, residual, token_rule, verify
 from forerun.types import Draft, Keys, LawParams, Rule, Verdict
 from support.oracle import MarkovPair, all_paths, counts_of, fits, keys_for, law_of
@@ -260,7 +260,7 @@ def test_the_tail_is_reached_as_often_as_it_weighs(kind: str):
     tail = []
     for chunk in ids.split(250_000):
         zero = torch.zeros_like(chunk)
-        u = uniforms(Keys(zero, chunk, zero, zero), span(Stream.FINAL, 1))[:, 0]
+        u = uniforms(Keys(zero, chunk, zero, zero), span(RandomStream.FINAL, 1))[:, 0]
         tail.append(chunk[u > 1 - 2e-4])
     drawn = []
     for chunk in torch.cat(tail).split(64):

@@ -20,7 +20,7 @@ POLICY = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
+class CheckedPair:
     """A target and whatever drafts for it."""
 
     model: PreTrainedModel

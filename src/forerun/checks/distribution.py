@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from forerun.checks.base import CheckResult, Outcome, Pair
+from forerun.checks.base import CheckedPair, CheckResult, Outcome
 from forerun.checks.chi_square import POWER, Fit, detectable, fit
 from forerun.checks.control import WrongDrafter, most_telling
 from forerun.checks.settings import CheckSettings
@@ -36,7 +36,7 @@ class Draws:
 class LawTest:
     """Compares continuations of one prompt with the target's exact law after each beginning."""
 
-    pair: Pair
+    pair: CheckedPair
     prompt: Sequence[int]
     settings: CheckSettings
     rounding: float
@@ -52,7 +52,7 @@ class LawTest:
 
 
 def check_distribution(
-    pair: Pair, prompts: Sequence[Sequence[int]], settings: CheckSettings, rounding: float, reporter: Reporter
+    pair: CheckedPair, prompts: Sequence[Sequence[int]], settings: CheckSettings, rounding: float, reporter: Reporter
 ) -> list[CheckResult]:
     """The test on the prompt whose continuation is most open, then the control on the same one."""
     laws = [reference.law(reference.logits_after(pair.model, prompt), settings.params) for prompt in prompts]
@@ -66,7 +66,7 @@ def check_distribution(
 
 
 def _draw(
-    pair: Pair, prompt: Sequence[int], settings: CheckSettings, reporter: Reporter, stage: str, **ends: Any
+    pair: CheckedPair, prompt: Sequence[int], settings: CheckSettings, reporter: Reporter, stage: str, **ends: Any
 ) -> Draws:
     """Independent continuations: one seed, request ids that count on from batch to batch. `ends`: where they end."""
     decoder = pair.decoder()
@@ -94,7 +94,7 @@ def _beginnings(tokens: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
 
 
 def _finding(
-    pair: Pair, settings: CheckSettings, draws: Draws, fits: dict[tuple[int, ...], Fit], level: float
+    pair: CheckedPair, settings: CheckSettings, draws: Draws, fits: dict[tuple[int, ...], Fit], level: float
 ) -> CheckResult:
     worst = min(fits.values(), key=lambda f: f.p_value)
     adjusted = min(1.0, worst.p_value * len(fits))

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from forerun.checks.base import CheckResult, Outcome, Pair
+from forerun.checks.base import CheckedPair, CheckResult, Outcome
 from forerun.checks.settings import CheckSettings
 from forerun.config import SamplingParams
 from forerun.math.lossy import LossyRule, kl, outside, total_variation, with_rest
@@ -126,7 +126,7 @@ class DivergenceRecorder(LossyRule):
 
 
 def measure_divergence(
-    pair: Pair,
+    pair: CheckedPair,
     prompts: Sequence[Sequence[int]],
     rules: Sequence[LossyRule],
     params: SamplingParams,
@@ -152,7 +152,7 @@ def measure_divergence(
 
 
 def check_lossy(
-    pair: Pair, prompts: Sequence[Sequence[int]], settings: CheckSettings, reporter: Reporter
+    pair: CheckedPair, prompts: Sequence[Sequence[int]], settings: CheckSettings, reporter: Reporter
 ) -> list[CheckResult]:
     """Nothing of a lossless rule. A lossy one fails whether or not the samples show it, with how much it bends."""
     if not isinstance(pair.rule, LossyRule):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from forerun.checks.base import CheckResult, Outcome, Pair
+from forerun.checks.base import CheckedPair, CheckResult, Outcome
 from forerun.checks.settings import CheckSettings
 from forerun.measure import reference
 from forerun.measure.progress import Reporter
@@ -15,7 +15,7 @@ NAME = "greedy text"
 
 
 def check_greedy(
-    pair: Pair, prompts: Sequence[Sequence[int]], settings: CheckSettings, rounding: float, reporter: Reporter
+    pair: CheckedPair, prompts: Sequence[Sequence[int]], settings: CheckSettings, rounding: float, reporter: Reporter
 ) -> CheckResult:
     """All prompts in one batch against `model.generate` one by one; ties of the best logits are told, not failed."""
     reporter.start("greedy text, with drafts", total=len(prompts) + 1)
@@ -36,7 +36,7 @@ def check_greedy(
     return CheckResult(NAME, _outcome(differences, drafted, pair), _summary(numbers, differences), numbers)
 
 
-def _outcome(differences: list[Difference], drafted: int, pair: Pair) -> Outcome:
+def _outcome(differences: list[Difference], drafted: int, pair: CheckedPair) -> Outcome:
     if any(not d.is_tie for d in differences):
         return Outcome.FAILED
     return Outcome.PASSED if drafted or pair.drafter is None else Outcome.UNTESTED

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from forerun.checks.base import CheckResult, Outcome, Pair
+from forerun.checks.base import CheckedPair, CheckResult, Outcome
 from forerun.checks.settings import CheckSettings
-from forerun.math.random import Stream, span, uniforms
+from forerun.math.random import RandomStream, span, uniforms
 from forerun.measure import reference
 from forerun.measure.progress import Reporter
 from forerun.types import Keys, Rule
@@ -29,7 +29,7 @@ class RowDifference:
 
 
 def check_rows(
-    pair: Pair, prompts: Sequence[Sequence[int]], settings: CheckSettings, rounding: float, reporter: Reporter
+    pair: CheckedPair, prompts: Sequence[Sequence[int]], settings: CheckSettings, rounding: float, reporter: Reporter
 ) -> CheckResult:
     """Sample every prompt alone and all of them together, with the same request ids."""
     length = max(2, settings.max_new_tokens // 2)
@@ -65,7 +65,7 @@ def check_rows(
 
 
 def _row_difference(
-    pair: Pair,
+    pair: CheckedPair,
     prompt: Sequence[int],
     alone: list[int],
     together: list[int],
@@ -88,7 +88,7 @@ def _row_difference(
 def _uniform(seed: int, request_id: int, position: int) -> float:
     """The random number that the coupled rule uses at a position."""
     keys = Keys(*(torch.tensor([value]) for value in (seed, request_id, 0, position)))
-    return float(uniforms(keys, span(Stream.TARGET, 1)))
+    return float(uniforms(keys, span(RandomStream.TARGET, 1)))
 
 
 def _outside(law: torch.Tensor, token: int, u: float) -> float:

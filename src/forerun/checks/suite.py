@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from forerun.arguments import integer, list_of, methods, refuse
-from forerun.checks.base import POLICY, CheckResult, Outcome, Pair
+from forerun.checks.base import POLICY, CheckedPair, CheckResult, Outcome
 from forerun.checks.distribution import check_distribution
 from forerun.checks.divergence import check_lossy
 from forerun.checks.greedy import check_greedy
@@ -115,7 +115,7 @@ def check(
     vocab_size = head_size(target)
     asked = _rows("prompts", PROMPTS if prompts is None else prompts, tokenizer, vocab_size)
     opened = _rows("open_prompts", OPEN_PROMPTS if open_prompts is None else open_prompts, tokenizer, vocab_size)
-    pair = Pair(target, drafter, policy, rule, {"tokenizer": tokenizer, **options})
+    pair = CheckedPair(target, drafter, policy, rule, {"tokenizer": tokenizer, **options})
     return check_pair(pair, asked, opened, settings, reporter)
 
 
@@ -152,7 +152,7 @@ def _row(name: str, prompt: Any, tokenizer: Any, vocab_size: int) -> list[int]:
 
 
 def check_pair(
-    pair: Pair,
+    pair: CheckedPair,
     prompts: Sequence[Sequence[int]],
     open_prompts: Sequence[Sequence[int]],
     settings: CheckSettings | None = None,

@@ -22,7 +22,7 @@ from forerun.errors import InvalidArgument
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from forerun.cli.pair import Loaded
+    from forerun.cli.pair import LoadedPair
     from forerun.decoder import GenerateResult
 
 LEAST_ANSWER = 64  # tokens of the context kept free for an answer
@@ -88,7 +88,7 @@ class Session(Talk):
     """With a model in this process."""
 
     def __init__(
-        self, loaded: Loaded, keywords: dict[str, Any], system: str | None, out: Console, err: Console
+        self, loaded: LoadedPair, keywords: dict[str, Any], system: str | None, out: Console, err: Console
     ) -> None:
         from forerun.cli.conversation import Conversation
         from forerun.cli.run import ready_decoder

@@ -25,7 +25,7 @@ from forerun.models.families import context_length
 from forerun.models.sharded import is_sharded
 
 if TYPE_CHECKING:
-    from forerun.cli.pair import Loaded
+    from forerun.cli.pair import LoadedPair
     from forerun.decoder import GenerateResult
 
 WARM_UP = 16  # tokens decoded each way before anything is timed
@@ -77,7 +77,7 @@ class TextComparison:
 
 
 def compare(
-    loaded: Loaded, prompts: Sequence[Sequence[int]], keywords: dict[str, Any], reporter: Reporter
+    loaded: LoadedPair, prompts: Sequence[Sequence[int]], keywords: dict[str, Any], reporter: Reporter
 ) -> TextComparison:
     """Warm up and time each way in turn. Loading, tokenising and first calls are not in the times; prompts are."""
     ways: list[Timed] = []
@@ -113,7 +113,7 @@ def compare(
     return TextComparison(tuple(ways), done[-1], params.is_greedy, differences, tuple(notes))
 
 
-def _room(loaded: Loaded, prompts: Sequence[Sequence[int]]) -> int:
+def _room(loaded: LoadedPair, prompts: Sequence[Sequence[int]]) -> int:
     """New tokens that fit behind every prompt: where the context ends we stop, and transformers goes on or fails."""
     config: Any = loaded.model.config.get_text_config(decoder=True)
     limit = None if loaded.has_encoder else context_length(config)
@@ -128,7 +128,7 @@ def _timed(name: str, done: GenerateResult) -> Timed:
     return Timed(name, done.seconds, done.stats.num_emitted_tokens, [list(row.tokens) for row in done.rows])
 
 
-def _transformers(loaded: Loaded, prompts: Sequence[Sequence[int]], keywords: dict[str, Any]) -> Timed:
+def _transformers(loaded: LoadedPair, prompts: Sequence[Sequence[int]], keywords: dict[str, Any]) -> Timed:
     """One padded batch, with the settings the user gave and none of the model's own defaults."""
     model = loaded.model
     pad = loaded.tokenizer.pad_token_id or 0
@@ -190,7 +190,7 @@ def _until_end(tokens: list[int], ends: set[int]) -> list[int]:
 
 
 def _differences(
-    loaded: Loaded, prompts: Sequence[Sequence[int]], ways: Sequence[Timed], params: SamplingParams
+    loaded: LoadedPair, prompts: Sequence[Sequence[int]], ways: Sequence[Timed], params: SamplingParams
 ) -> dict[str, list[Difference]]:
     """Where the text with drafts parts from each plain one, ties of the logits told from faults."""
     *others, last = ways

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from forerun.cli.compare import TextComparison
     from forerun.cli.console import TextOut
-    from forerun.cli.pair import Loaded
+    from forerun.cli.pair import LoadedPair
     from forerun.decoder import GenerateResult
     from forerun.engine import Progress, RowResult
     from forerun.prompts import Prompt
@@ -140,7 +140,7 @@ def _keywords(keywords: dict[str, Any], copies: int) -> dict[str, Any]:
 class _Show:
     """Decoding, with whoever watches kept informed."""
 
-    def __init__(self, loaded: Loaded, prompts: Sequence[Prompt], out: Console, err: Console) -> None:
+    def __init__(self, loaded: LoadedPair, prompts: Sequence[Prompt], out: Console, err: Console) -> None:
         from forerun.cli.console import TextOut
 
         self.loaded, self.prompts, self.err = loaded, prompts, err

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded:
+class LoadedPair:
     """What the options for model and speculation stand for."""
 
     model: PreTrainedModel
@@ -48,7 +48,9 @@ class Loaded:
         return replace(self, drafter=None, settings=self.settings | {"policy": 0}).decoder()
 
 
-def load(options: dict[str, Any], console: Console, encoder_decoder: bool = False, keeps_stored: bool = True) -> Loaded:
+def load(
+    options: dict[str, Any], console: Console, encoder_decoder: bool = False, keeps_stored: bool = True
+) -> LoadedPair:
     """A text model with its drafter.
 
     On a CPU its weights stay as narrow as they are stored, unless it is to be compared with transformers running it:
@@ -159,12 +161,12 @@ def check_speculation(options: dict[str, Any]) -> None:
     make_tree(options["tree"])
 
 
-def loaded_with(options: dict[str, Any], model: PreTrainedModel, tokenizer: Any, drafter: Drafter | None) -> Loaded:
+def loaded_with(options: dict[str, Any], model: PreTrainedModel, tokenizer: Any, drafter: Drafter | None) -> LoadedPair:
     """The pair, drafted with as the options for speculation say."""
     drafter = shaped(drafter, make_tree(options["tree"]), options["draft_top_k"])
     names = ("policy", "rule", "attention", "kernels", "cache_tokens", "cache_dtype", "compile")
     settings = {name: options[name] for name in names}
-    return Loaded(model, tokenizer, drafter, settings)
+    return LoadedPair(model, tokenizer, drafter, settings)
 
 
 def make_tree(text: str | None) -> dict[str, Any] | None:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from forerun.cli.pair import Loaded
+from forerun.cli.pair import LoadedPair
 from forerun.decoder import GenerateResult, SpeculativeDecoder
 from forerun.engine import Progress
 from forerun.kernels.compiling import CompileTimer, compile_timer
@@ -73,7 +73,7 @@ def told_of_compiling(console: Console) -> Iterator[CompileTimer]:
 
 
 def ready_decoder(
-    loaded: Loaded, console: Console, prompts: Sequence[Sequence[int]], keywords: dict[str, Any], keep_rows: int = 0
+    loaded: LoadedPair, console: Console, prompts: Sequence[Sequence[int]], keywords: dict[str, Any], keep_rows: int = 0
 ) -> SpeculativeDecoder:
     """The decoder. Where making it compiled something, a few tokens are decoded as well, which compiles the rest."""
     with told_of_compiling(console) as timer:

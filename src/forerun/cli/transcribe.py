@@ -30,7 +30,7 @@ from forerun.speech.settings import SpeechSettings
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from forerun.cli.pair import Loaded
+    from forerun.cli.pair import LoadedPair
     from forerun.cli.transcripts import Writer
     from forerun.drafters.base import Drafter
     from forerun.speech.transcribe import Spent
@@ -193,7 +193,7 @@ def _none_is_there(files: Sequence[Path], writer: Writer) -> bool:
     return True
 
 
-def load_pair(options: dict[str, Any], console: Console) -> tuple[Loaded, Any]:
+def load_pair(options: dict[str, Any], console: Console) -> tuple[LoadedPair, Any]:
     """The target with its drafter, and the processor."""
     from forerun.cli.pair import loaded_with, loading
 
@@ -222,7 +222,7 @@ def _draft_whisper(name: str, shares_encoder: bool, target: Any, place: dict[str
 
 
 def _transcribed(
-    loaded: Loaded, processor: Any, settings: SpeechSettings, writer: Writer, batch_size: int
+    loaded: LoadedPair, processor: Any, settings: SpeechSettings, writer: Writer, batch_size: int
 ) -> dict[str, Any]:
     from forerun.cli.run import told_of_compiling
     from forerun.measure.progress import Bar
@@ -242,7 +242,7 @@ def _transcribed(
 
 
 def _compared(
-    loaded: Loaded, processor: Any, settings: SpeechSettings, writer: Writer, batch_size: int
+    loaded: LoadedPair, processor: Any, settings: SpeechSettings, writer: Writer, batch_size: int
 ) -> dict[str, Any]:
     from forerun.cli.transcribe_compare import compare, comparison_table, explanations
     from forerun.measure.progress import Bar

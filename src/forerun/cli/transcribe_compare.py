@@ -16,7 +16,7 @@ from forerun.speech.transcribe import OnAudio, Outcome, Spent, Transcriber
 from forerun.speech.transcript import Transcript
 
 if TYPE_CHECKING:
-    from forerun.cli.pair import Loaded
+    from forerun.cli.pair import LoadedPair
     from forerun.cli.transcripts import Writer
 
 
@@ -72,7 +72,7 @@ class SpeechComparison:
 
 
 def compare(
-    loaded: Loaded, processor: Any, settings: SpeechSettings, writer: Writer, batch_size: int, tell: OnAudio
+    loaded: LoadedPair, processor: Any, settings: SpeechSettings, writer: Writer, batch_size: int, tell: OnAudio
 ) -> SpeechComparison:
     """Each way in turn, after a warm-up; the transcripts with drafts are the ones that are written."""
     decoders = {TRANSFORMERS: None, PLAIN: loaded.plain_decoder(), DRAFTS: loaded.decoder()}

@@ -27,19 +27,19 @@ class IndexedPrompt:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class AnsweredCall:
     """What came of one call: for each prompt its sequences, not yet scored."""
 
     seconds: float
     prompts: tuple[tuple[Answer, ...], ...]
 
 
-class Method(Protocol):
+class AnsweringMethod(Protocol):
     """A way to decode."""
 
     name: str
 
-    def answer(self, asked: Sequence[IndexedPrompt], keywords: dict[str, Any]) -> Call:
+    def answer(self, asked: Sequence[IndexedPrompt], keywords: dict[str, Any]) -> AnsweredCall:
         """Decode all prompts in one call. `keywords` are those of `SpeculativeDecoder.generate`."""
         ...
 
@@ -50,7 +50,7 @@ class DecoderMethod:
     def __init__(self, name: str, decoder: SpeculativeDecoder) -> None:
         self.name, self.decoder = name, decoder
 
-    def answer(self, asked: Sequence[IndexedPrompt], keywords: dict[str, Any]) -> Call:
+    def answer(self, asked: Sequence[IndexedPrompt], keywords: dict[str, Any]) -> AnsweredCall:
         copies = keywords.get("num_return_sequences", 1)
         prompts = [list(prompt.tokens) for prompt in asked]
         numbers = [prompt.index * copies + copy for prompt in asked for copy in range(copies)]
@@ -60,7 +60,7 @@ class DecoderMethod:
         )
         rows = [_answer(row, text, begun) for row, text in zip(result.rows, result.texts, strict=True)]
         groups = range(0, len(rows), copies)
-        return Call(seconds, tuple(tuple(rows[start : start + copies]) for start in groups))
+        return AnsweredCall(seconds, tuple(tuple(rows[start : start + copies]) for start in groups))
 
 
 def both(

@@ -36,7 +36,7 @@ class Candidate:
 
 
 @dataclass(frozen=True, slots=True)
-class Service:
+class PassSummary:
     """Means over prompts. Seconds are per token of an answer, not divided by how many there are (BASS, section 4)."""
 
     prompts: int
@@ -50,11 +50,11 @@ class Service:
     all_latency: float | None
 
 
-def service(prompts: Sequence[Sequence[Candidate]]) -> Service:
+def service(prompts: Sequence[Sequence[Candidate]]) -> PassSummary:
     """Each prompt's candidates together. A prompt without a finished answer has failed, and has no latency."""
     finished = [[c for c in candidates if c.finished] for candidates in prompts]
     ordered = [sorted(done, key=lambda c: c.seconds) for done in finished if done]
-    return Service(
+    return PassSummary(
         prompts=len(prompts),
         sequences=max(map(len, prompts)),
         finished=fmean(len(done) / len(all_) for done, all_ in zip(finished, prompts, strict=True)),

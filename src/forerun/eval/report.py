@@ -9,7 +9,7 @@ from typing import Any
 from forerun.eval.estimate import Estimate
 from forerun.eval.methods import PLAIN, SPECULATIVE
 from forerun.eval.prepare import MissingTask
-from forerun.eval.summary import DIFFER, Comparison, TaskResult
+from forerun.eval.summary import DIFFER, MetricComparison, TaskResult
 from forerun.eval.tasks import TASKS
 from forerun.measure.provenance import Provenance
 from forerun.measure.record import Record
@@ -115,7 +115,7 @@ def _scores(results: Sequence[TaskResult]) -> Table:
     return Table(title, headings, tuple(rows))
 
 
-def _score(result: TaskResult, comparison: Comparison) -> tuple[str, ...]:
+def _score(result: TaskResult, comparison: MetricComparison) -> tuple[str, ...]:
     of = f"{result.examples} of {result.total}" if result.examples < result.total else str(result.examples)
     cells = (_interval(e, comparison.is_share) for e in (comparison.plain, comparison.speculative))
     return comparison.title, of, *cells, _interval(comparison.difference, comparison.is_share, sign="+")

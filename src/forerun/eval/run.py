@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from forerun.eval.journal import Answered, Entry, Journal
-from forerun.eval.methods import Call, Method
+from forerun.eval.methods import AnsweredCall, AnsweringMethod
 from forerun.eval.prepare import Prepared
 from forerun.eval.settings import EvalSettings
 from forerun.eval.tasks import Answer, Example
@@ -26,7 +26,7 @@ Reader = Callable[[Window, str], tuple[float, float]]
 
 def answer_all(
     tasks: Sequence[Prepared],
-    ways: Sequence[Method],
+    ways: Sequence[AnsweringMethod],
     settings: EvalSettings,
     journal: Journal,
     *,
@@ -70,7 +70,7 @@ class Step:
         return self.prepared.task.name, self.call, self.way
 
 
-def _steps(prepared: Prepared, ways: Sequence[Method], settings: EvalSettings) -> Iterator[Step]:
+def _steps(prepared: Prepared, ways: Sequence[AnsweringMethod], settings: EvalSettings) -> Iterator[Step]:
     """Ways take turns at going first, so that a machine that slows down is nobody's loss."""
     size = 1 if prepared.windows else settings.prompts_per_call
     names = [way.name for way in ways]
@@ -79,7 +79,7 @@ def _steps(prepared: Prepared, ways: Sequence[Method], settings: EvalSettings) -
             yield Step(prepared, slice(start, start + size), call, name)
 
 
-def _warm_up(tasks: Sequence[Prepared], ways: Sequence[Method], rows: int) -> None:
+def _warm_up(tasks: Sequence[Prepared], ways: Sequence[AnsweringMethod], rows: int) -> None:
     """One short call that is not counted, of as many rows as will be timed: what is compiled is for a batch size."""
     asked = sorted((asked for prepared in tasks for asked in prepared.asked), key=lambda asked: len(asked.tokens))
     several = [replace(prompt, index=place) for place, prompt in enumerate(asked[:rows])]  # of whichever tasks
@@ -93,7 +93,7 @@ def _read(step: Step, reader: Reader) -> Entry:
     return Entry(*step.key, seconds, nll=nll, tokens=window.num_scored)
 
 
-def _scored(step: Step, call: Call, settings: EvalSettings) -> Entry:
+def _scored(step: Step, call: AnsweredCall, settings: EvalSettings) -> Entry:
     """Programs are run side by side: most of their time is spent waiting for a process to start.
 
     As many as there are cores for them: their clocks run while they wait for one.
@@ -120,7 +120,7 @@ def _scored(step: Step, call: Call, settings: EvalSettings) -> Entry:
 
 
 def _with_agreement(
-    entry: Entry, step: Step, ways: Sequence[Method], journal: Journal, compare: CompareTexts | None
+    entry: Entry, step: Step, ways: Sequence[AnsweringMethod], journal: Journal, compare: CompareTexts | None
 ) -> Entry:
     """Compare texts once both ways have answered."""
     other = next((way.name for way in ways if way.name != entry.way), "")

@@ -7,7 +7,7 @@ from typing import Any
 
 from forerun.arguments import above, at_least
 from forerun.errors import InvalidArgument
-from forerun.eval.sandbox.run import Limits
+from forerun.eval.sandbox.run import ProgramLimits
 
 REPORTING = ("confidence", "k")
 """Fields that change how answers are summed up, not the answers."""
@@ -86,8 +86,8 @@ class EvalSettings:
         return tuple(sorted(set(self.k or (1, self.num_sequences))))
 
     @property
-    def code_limits(self) -> Limits:
-        return Limits(seconds=self.code_seconds, memory_mib=self.code_memory_mib)
+    def code_limits(self) -> ProgramLimits:
+        return ProgramLimits(seconds=self.code_seconds, memory_mib=self.code_memory_mib)
 
     @property
     def identity(self) -> dict[str, Any]:

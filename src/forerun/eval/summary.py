@@ -12,7 +12,7 @@ from forerun.engine import FinishReason
 from forerun.eval.estimate import Estimate, compare
 from forerun.eval.journal import Answered, Entry, Journal
 from forerun.eval.methods import METHODS, PLAIN, UNFINISHED
-from forerun.eval.passes import Candidate, Service, pass_at_k, service
+from forerun.eval.passes import Candidate, PassSummary, pass_at_k, service
 from forerun.eval.prepare import Prepared
 from forerun.eval.settings import EvalSettings
 from forerun.eval.tasks import Answer, Metric, Task
@@ -24,7 +24,7 @@ SILENT_ENDINGS = ("passed", "failed")
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class MetricComparison:
     """One metric, both ways."""
 
     metric: str
@@ -92,11 +92,11 @@ class TaskResult:
     examples: int  # of them answered both ways
     confidence: float  # of each score's interval
     difference_confidence: float  # of each difference: the first differences of all tasks hold together as often
-    comparisons: tuple[Comparison, ...]  # the first decides the verdict
+    comparisons: tuple[MetricComparison, ...]  # the first decides the verdict
     speeds: Mapping[str, Speed]
     agreement: Agreement | None  # of greedy texts
     parts: tuple[CategoryResult, ...] = ()
-    services: Mapping[str, Service] | None = None
+    services: Mapping[str, PassSummary] | None = None
     notes: tuple[str, ...] = ()
 
     @property
@@ -155,7 +155,7 @@ def _paired(journal: Journal, task: str) -> dict[str, list[Entry]]:
 
 def _comparisons(
     task: Task, rows: Mapping[str, Sequence[Answered]], settings: EvalSettings, wider: float
-) -> list[Comparison]:
+) -> list[MetricComparison]:
     metrics = task.metrics
     if task.is_pass and settings.num_sequences > 1:
         metrics = tuple(Metric(f"pass@{k}", f"pass@{k}") for k in settings.ks)
@@ -167,11 +167,11 @@ def _comparisons(
 
 def _comparison(
     metric: Metric, values: Sequence[Sequence[float]], settings: EvalSettings, wider: float, **shape: Any
-) -> Comparison:
+) -> MetricComparison:
     """`values` of plain and of speculative decoding, example by example."""
     paired = compare(*values, confidence=settings.confidence, difference_confidence=wider, **shape)
     figures = (paired.plain, paired.speculative, paired.difference, paired.p_value)
-    return Comparison(metric.name, metric.title, metric.is_share, *figures, level=1 - wider)
+    return MetricComparison(metric.name, metric.title, metric.is_share, *figures, level=1 - wider)
 
 
 def _value(task: Task, metric: Metric, row: Answered) -> float:
@@ -192,7 +192,7 @@ def _perplexity(
     settings: EvalSettings,
     wider: float,
     tolerance: Callable[[float], float],
-) -> Comparison:
+) -> MetricComparison:
     values = [[entry.nll / entry.tokens for entry in entries[way]] for way in METHODS]
     weights = [float(entry.tokens) for entry in entries[PLAIN]]
     comparison = _comparison(metric, values, settings, wider, weights=weights, exponential=True)
@@ -236,7 +236,7 @@ def _part(name: str, rows: Mapping[str, Sequence[Answered]]) -> CategoryResult:
     )
 
 
-def _service(task: Task, rows: Sequence[Answered]) -> Service:
+def _service(task: Task, rows: Sequence[Answered]) -> PassSummary:
     return service(
         [
             [

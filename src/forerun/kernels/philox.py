@@ -10,7 +10,7 @@ MULTIPLIER_1 = tl.constexpr(0xCD9E8D57)
 WEYL_0 = tl.constexpr(0x9E3779B9)
 WEYL_1 = tl.constexpr(0xBB67AE85)
 
-ACCEPT = tl.constexpr(1)  # math.random.Stream
+ACCEPT = tl.constexpr(1)  # math.random.RandomStream
 FINAL = tl.constexpr(2)
 
 

@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from forerun.kernels.philox import uniform
-from forerun.math.random import Stream
+from forerun.math.random import RandomStream
 from forerun.math.verify import Noise
 from forerun.types import Keys, Rule
 
@@ -18,22 +18,22 @@ KEYS = ("seed_ptr", "request_ptr", "round_ptr", "position_ptr", "out_ptr")
 
 def draft_uniforms(keys: Keys, width: int, rule: object) -> Tensor:
     """The numbers a drafter draws its tokens with: [B, width] float64."""
-    return _uniforms(keys, width, Stream.TARGET if rule is Rule.COUPLED else Stream.DRAFT)
+    return _uniforms(keys, width, RandomStream.TARGET if rule is Rule.COUPLED else RandomStream.DRAFT)
 
 
 def noise(keys: Keys, width: int) -> Noise:
     """What a draft of `width` tokens is verified with under the token rule; see `math.verify.noise_of`."""
-    return Noise(_uniforms(keys, width, Stream.ACCEPT), _uniforms(keys, width + 1, Stream.FINAL))
+    return Noise(_uniforms(keys, width, RandomStream.ACCEPT), _uniforms(keys, width + 1, RandomStream.FINAL))
 
 
-def _uniforms(keys: Keys, width: int, stream: Stream) -> Tensor:
+def _uniforms(keys: Keys, width: int, stream: RandomStream) -> Tensor:
     """Positions 0 .. width - 1 of one stream: [B, width] float64."""
     rows = keys.seed.shape[0]
     out = keys.seed.new_empty(rows, width, dtype=torch.float64)
     block = max(SMALLEST, triton.next_power_of_2(width))
     _uniforms_kernel[(rows,)](
         keys.seed, keys.request_id, keys.round, keys.position, out, width,
-        STREAM=int(stream), ABSOLUTE=stream is Stream.TARGET, BLOCK=block, num_warps=1,
+        STREAM=int(stream), ABSOLUTE=stream is RandomStream.TARGET, BLOCK=block, num_warps=1,
     )  # fmt: skip
     return out
 

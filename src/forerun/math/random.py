@@ -24,10 +24,10 @@ ROUNDS = 10
 
 # 32-bit words held in int64: a tensor, or on a CPU a numpy array, whose tiny operations cost a quarter of torch's.
 Words = Any
-Draws = tuple[tuple["Stream", int], ...]
+Draws = tuple[tuple["RandomStream", int], ...]
 
 
-class Stream(IntEnum):
+class RandomStream(IntEnum):
     """What a random number is for. Numbers of different streams are independent.
 
     DRAFT, ACCEPT, FINAL and CHOICE belong to one round of a row: block verification looks at later tokens before it
@@ -66,11 +66,11 @@ def draft_uniforms(keys: Keys, width: int, rule: object) -> Tensor:
 
     Under the coupled rule they are the target's own numbers at those positions, so that equal laws draw equal tokens.
     """
-    return uniforms(keys, span(Stream.TARGET if rule is Rule.COUPLED else Stream.DRAFT, width))
+    return uniforms(keys, span(RandomStream.TARGET if rule is Rule.COUPLED else RandomStream.DRAFT, width))
 
 
 @lru_cache(maxsize=256)
-def span(stream: Stream, width: int) -> Draws:
+def span(stream: RandomStream, width: int) -> Draws:
     """Positions 0 .. width - 1 of one stream."""
     return tuple((stream, i) for i in range(width))
 
@@ -115,7 +115,7 @@ def _constants(count: int, device: torch.device) -> tuple[Words, ...]:
 
 @lru_cache(maxsize=256)
 def _columns(draws: Draws, device: torch.device) -> tuple[Words, ...]:
-    absolute = [int(stream is Stream.TARGET) for stream, _ in draws]
+    absolute = [int(stream is RandomStream.TARGET) for stream, _ in draws]
     relative = [1 - flag for flag in absolute]
     offsets = [position for _, position in draws]
     streams = [int(stream) for stream, _ in draws]

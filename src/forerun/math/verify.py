@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from forerun.math.laws import draw, tile_sums
-from forerun.math.random import Draws, Stream, span, uniforms
+from forerun.math.random import Draws, RandomStream, span, uniforms
 from forerun.types import Draft, Keys, Law, Rule, Verdict
 
 
@@ -103,7 +103,7 @@ def _exact_where_greedy(target: TargetLaw, draft: Draft, decision: Decision) -> 
 def noise_of(keys: Keys, width: int, rule: Rule | CustomRule) -> Noise:
     """All random numbers of one round, from one evaluation."""
     if rule is Rule.COUPLED:
-        numbers = uniforms(keys, span(Stream.TARGET, width + 1))
+        numbers = uniforms(keys, span(RandomStream.TARGET, width + 1))
         return Noise(numbers[:, :width], numbers)
     if isinstance(rule, Rule):
         both = uniforms(keys, _accept_and_final(width))
@@ -114,12 +114,12 @@ def noise_of(keys: Keys, width: int, rule: Rule | CustomRule) -> Noise:
 
 @lru_cache(maxsize=256)
 def _accept_and_final(width: int) -> Draws:
-    return span(Stream.ACCEPT, width) + span(Stream.FINAL, width + 1)
+    return span(RandomStream.ACCEPT, width) + span(RandomStream.FINAL, width + 1)
 
 
 @lru_cache(maxsize=256)
 def _with_choice(width: int) -> Draws:
-    return _accept_and_final(width) + span(Stream.CHOICE, width)
+    return _accept_and_final(width) + span(RandomStream.CHOICE, width)
 
 
 def one_hot_rule(target: TargetLaw, draft: Draft) -> tuple[Tensor, Tensor]:

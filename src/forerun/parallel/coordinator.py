@@ -24,7 +24,7 @@ from forerun.loading import load_shard
 from forerun.models import sharded
 from forerun.models.sharded import MakeFollower, ModelCall, NotRecorded, PassCall, RecordedCall
 from forerun.parallel.link import MEETING, Link
-from forerun.parallel.messages import Close, Follow, Load, Meet, Open, Outcome, Stop, Unload
+from forerun.parallel.messages import CallResult, Close, Follow, Load, Meet, Open, Stop, Unload
 from forerun.parallel.together import Models, abort, limited_waiting, outline, why_not_alike
 
 T = TypeVar("T")
@@ -217,10 +217,10 @@ class Coordinator:
             value = function()
         except Exception as error:
             with suppress(RankLost), self._lock:
-                self._send(Outcome(error=_portable(error)))
+                self._send(CallResult(error=_portable(error)))
             raise
         with self._lock:
-            self._send(Outcome(shared(value)))
+            self._send(CallResult(shared(value)))
         return value
 
     def watch(self, on_lost: Callable[[], None]) -> None:

@@ -62,7 +62,7 @@ class Close:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class CallResult:
     """What a call that all ranks have made returns on each of them, or the error it raises there."""
 
     value: Any = None

@@ -16,7 +16,7 @@ from forerun.models import sharded
 from forerun.models.scorer import Scorer
 from forerun.models.sharded import Follower, ModelCall, NotRecorded, PassCall, RecordedCall
 from forerun.parallel.link import MEETING, Link
-from forerun.parallel.messages import Close, Follow, Load, Meet, Open, Outcome, Stop, Unload
+from forerun.parallel.messages import CallResult, Close, Follow, Load, Meet, Open, Stop, Unload
 from forerun.parallel.together import Models, limited_waiting, outline
 
 T = TypeVar("T")
@@ -63,7 +63,7 @@ class Worker(sharded.WithoutCounterparts):
         value: T = outcome.value
         return value
 
-    def serve(self, until_stop: bool = False) -> Outcome | None:
+    def serve(self, until_stop: bool = False) -> CallResult | None:
         """Repeat passes until a call of rank 0 has ended, or with `until_stop` all of them; None: there are no more."""
         while True:
             message = self.link.receive()[0]
@@ -91,9 +91,9 @@ class Worker(sharded.WithoutCounterparts):
                     self._loaded.pop(message.model)
                 case ModelCall():
                     self.link.send(self._take_part(self._models.own(message)))
-                case Outcome() if not until_stop:
+                case CallResult() if not until_stop:
                     return message
-                case Outcome():
+                case CallResult():
                     pass
                 case Stop():
                     return None

@@ -14,7 +14,7 @@ from forerun.config import SamplingParams
 from forerun.kernels.philox import ACCEPT, uniform
 from forerun.kernels.tuning import TUNING
 from forerun.math.laws import LogitLaw
-from forerun.math.random import Stream, uniforms
+from forerun.math.random import RandomStream, uniforms
 from forerun.math.sigmoid import Sigmoid
 from forerun.types import Draft, Rule
 from kernels.verify.cases import FEW, ROWS, Round, assert_same, drawn, keys, make, params_of
@@ -84,7 +84,7 @@ def test_thousands_of_uniforms_are_the_references_own() -> None:
     some = keys(4096, torch.Generator().manual_seed(3))
     out = torch.empty(4096, dtype=torch.float64, device=DEVICE)
     _uniforms_kernel[(1,)](some.seed, some.request_id, some.round, out, SIZE=4096, POSITION=5)
-    assert torch.equal(out, uniforms(some, ((Stream.ACCEPT, 5),))[:, 0])
+    assert torch.equal(out, uniforms(some, ((RandomStream.ACCEPT, 5),))[:, 0])
 
 
 @pytest.mark.slow

@@ -46,7 +46,7 @@ class Ending(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class ProgramLimits:
     """What a program may use up."""
 
     seconds: float = 5.0
@@ -54,7 +54,7 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class ProgramOutcome:
     """What became of a program."""
 
     ending: Ending
@@ -66,13 +66,13 @@ class Outcome:
         return self.ending is Ending.PASSED
 
 
-def run_program(program: str, limits: Limits | None = None) -> Outcome:
+def run_program(program: str, limits: ProgramLimits | None = None) -> ProgramOutcome:
     """`program` passes if it runs to its end without an exception.
 
     It has a temporary folder to write to, no network, no other processes and nothing to read; its output is thrown
     away. The folder and every process of its group are gone afterwards.
     """
-    limits = limits or Limits()
+    limits = limits or ProgramLimits()
     if os.name != "posix":
         raise ForerunError("running generated code needs Linux or macOS; score this task there, or in a container")
     folder = os.path.realpath(tempfile.mkdtemp(prefix="forerun-"))
@@ -82,7 +82,7 @@ def run_program(program: str, limits: Limits | None = None) -> Outcome:
         remove(folder)
 
 
-def _run_in(folder: str, program: str, limits: Limits) -> Outcome:
+def _run_in(folder: str, program: str, limits: ProgramLimits) -> ProgramOutcome:
     nonce = secrets.token_hex(16).encode() + b"\n"
     reading, writing = os.pipe()
     try:
@@ -101,7 +101,7 @@ def _run_in(folder: str, program: str, limits: Limits) -> Outcome:
     return _outcome(watched, nonce, process.returncode)
 
 
-def _start(folder: str, program: str, nonce: bytes, status: int, limits: Limits) -> subprocess.Popen[bytes]:
+def _start(folder: str, program: str, nonce: bytes, status: int, limits: ProgramLimits) -> subprocess.Popen[bytes]:
     """Isolated from the environment and from the caller's session; other files of ours are closed."""
     command = STARTER.format(
         source=SOURCE, folder=folder, status=status, memory=limits.memory_mib << 20, seconds=limits.seconds
@@ -129,7 +129,7 @@ class _Watched:
     stopped: Ending | None  # why it was stopped from outside
 
 
-def _watch(reading: int, pid: int, folder: str, limits: Limits) -> _Watched:
+def _watch(reading: int, pid: int, folder: str, limits: ProgramLimits) -> _Watched:
     """Read the reports until the process closes its pipe, or until it has had enough of something."""
     report, deadline, begun = b"", time.monotonic() + STARTING, False
     while True:
@@ -159,7 +159,7 @@ def _threads(pid: int) -> int:
     return 0
 
 
-def _outcome(watched: _Watched, nonce: bytes, code: int) -> Outcome:
+def _outcome(watched: _Watched, nonce: bytes, code: int) -> ProgramOutcome:
     """The walls, told before the program begins; then the nonce, or what the program raised."""
     first, *lines = watched.report.split(b"\n")
     if not first.startswith(WALLS):
@@ -169,11 +169,11 @@ def _outcome(watched: _Watched, nonce: bytes, code: int) -> Outcome:
         )
     walls = tuple(first.removeprefix(WALLS).decode().split())
     if nonce.strip() in lines:
-        return Outcome(Ending.PASSED, "", walls)
+        return ProgramOutcome(Ending.PASSED, "", walls)
     for line in lines:
         if line.startswith(RAISED):
-            return Outcome(Ending.FAILED, line.removeprefix(RAISED).decode(errors="replace"), walls)
+            return ProgramOutcome(Ending.FAILED, line.removeprefix(RAISED).decode(errors="replace"), walls)
     if watched.stopped is not None:
-        return Outcome(watched.stopped, "", walls)
+        return ProgramOutcome(watched.stopped, "", walls)
     how = f"signal {-code}" if code < 0 else f"exit code {code}"
-    return Outcome(Ending.DIED, f"ended without a verdict ({how})", walls)
+    return ProgramOutcome(Ending.DIED, f"ended without a verdict ({how})", walls)

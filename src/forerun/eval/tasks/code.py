@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from forerun.eval.sandbox.run import Limits, run_program
+from forerun.eval.sandbox.run import ProgramLimits, run_program
 from forerun.eval.tasks.rows import identity, json_rows, text
 from forerun.eval.tasks.task import Answer, Example, Metric, Rows, Score, Task
 
@@ -50,10 +50,10 @@ def _cut(body: str, stops: tuple[str, ...]) -> str:
     return body[: min(places)] if places else body
 
 
-def _passing(program: Callable[[Example, str], str]) -> Callable[[Example, Answer, Limits], Score]:
+def _passing(program: Callable[[Example, str], str]) -> Callable[[Example, Answer, ProgramLimits], Score]:
     """A scorer that runs the program made of an answer."""
 
-    def score(example: Example, answer: Answer, limits: Limits) -> Score:
+    def score(example: Example, answer: Answer, limits: ProgramLimits) -> Score:
         outcome = run_program(program(example, answer.text), limits)
         note = outcome.ending + (f": {outcome.message}" if outcome.message else "")
         return Score({"pass": float(outcome.passed)}, note)

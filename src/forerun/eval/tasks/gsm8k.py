@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from decimal import Decimal, InvalidOperation
 from typing import Any
 
-from forerun.eval.sandbox.run import Limits
+from forerun.eval.sandbox.run import ProgramLimits
 from forerun.eval.tasks.rows import identity, json_rows, text
 from forerun.eval.tasks.task import Answer, Example, Metric, Score, Task
 
@@ -27,7 +27,7 @@ def last_number(answer: str) -> Decimal | None:
         return None
 
 
-def exact_match(example: Example, answer: Answer, limits: Limits) -> Score:
+def exact_match(example: Example, answer: Answer, limits: ProgramLimits) -> Score:
     said = last_number(answer.text)
     right = said is not None and said == Decimal(example.reference)
     return Score({"exact_match": float(right)}, "no number" if said is None else f"said {said}")

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from forerun.bench.prompts import whole
-from forerun.eval.sandbox.run import Limits
+from forerun.eval.sandbox.run import ProgramLimits
 from forerun.eval.tasks.rows import identity, json_rows, text
 from forerun.eval.tasks.task import Answer, Example, Metric, Score, Task
 from forerun.measure.repetition import repeated_share
@@ -20,7 +20,7 @@ def _example(row: Mapping[str, Any]) -> Example:
     return Example(name, turns[0], None, whole(text(row, "category")))
 
 
-def _facts(example: Example, answer: Answer, limits: Limits) -> Score:
+def _facts(example: Example, answer: Answer, limits: ProgramLimits) -> Score:
     return Score({"repeated": repeated_share([answer.tokens]), "tokens": float(len(answer.tokens))})
 
 

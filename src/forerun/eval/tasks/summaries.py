@@ -8,7 +8,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from forerun.eval.sandbox.run import Limits
+from forerun.eval.sandbox.run import ProgramLimits
 from forerun.eval.tasks.rows import identity, json_rows, line_pairs, text
 from forerun.eval.tasks.task import Answer, Example, Metric, Rows, Score, Task
 
@@ -17,7 +17,7 @@ METRICS = tuple(Metric(name, title) for name, title in ROUGES.items())
 SENTENCE_TAGS = re.compile(r"\s*</?t>\s*")
 
 
-def rouge(example: Example, answer: Answer, limits: Limits) -> Score:
+def rouge(example: Example, answer: Answer, limits: ProgramLimits) -> Score:
     scores = _scorer().score(str(example.reference), answer.text)
     return Score({name: float(scores[name].fmeasure) for name in ROUGES})
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from forerun.errors import InvalidArgument
-from forerun.eval.sandbox.run import Limits
+from forerun.eval.sandbox.run import ProgramLimits
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ class Task:
     give: str  # what to give where no file was found
     ask: Callable[[Example, bool], str] = lambda example, chat: example.text
     """The prompt, for a model with a chat template or without."""
-    score: Callable[[Example, Answer, Limits], Score] = lambda example, answer, limits: Score({})
+    score: Callable[[Example, Answer, ProgramLimits], Score] = lambda example, answer, limits: Score({})
     max_new_tokens: int = 128
     stops: tuple[str, ...] = ()
     """Where an answer without a chat template ends."""

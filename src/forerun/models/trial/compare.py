@@ -13,14 +13,14 @@ from forerun.errors import UnsupportedModel
 from forerun.models.cross_attention import Sources
 from forerun.models.scorer import Scorer
 from forerun.models.seq2seq import Seq2SeqScorer
-from forerun.models.trial.oracle import Logits, Oracle
+from forerun.models.trial.oracle import Oracle, OracleLogits
 from forerun.models.trial.passes import Scored, run
 from forerun.models.trial.rounding import allowed, deviation, surely_allowed, typical
 from forerun.models.trial.texts import Texts
 
 
 @dataclass(frozen=True, slots=True)
-class Agreement:
+class LogitAgreement:
     """How well a scorer's logits are its model's own."""
 
     deviation: float  # relative to the logits' spread: the worst of all passes
@@ -28,7 +28,7 @@ class Agreement:
 
 
 @torch.inference_mode()
-def compare(scorer: Scorer) -> Agreement:
+def compare(scorer: Scorer) -> LogitAgreement:
     """Score a few ragged rows, and raise `UnsupportedModel` with what differs from the model's own forward.
 
     The model reads all texts at once. What disagrees with that, or cannot be run so, is asked about again text by text:
@@ -44,7 +44,7 @@ def compare(scorer: Scorer) -> Agreement:
         return _judge(scorer, done, oracle.alone(), oracle)
 
 
-def _judge(scorer: Scorer, done: Sequence[Scored], own: Logits, oracle: Oracle) -> Agreement:
+def _judge(scorer: Scorer, done: Sequence[Scored], own: OracleLogits, oracle: Oracle) -> LogitAgreement:
     """What this model makes of rounding is measured only where what any model may is not enough."""
     found = [_deviation(one, own, scorer.model.dtype) for one in done]
     limit = surely_allowed(scorer.model)
@@ -57,10 +57,10 @@ def _judge(scorer: Scorer, done: Sequence[Scored], own: Logits, oracle: Oracle) 
                 f"deviation {apart:.1e}, rounding may make {limit:.1e}), so its text would be another one; "
                 f"{_remedy(scorer)}"
             )
-    return Agreement(max(found), limit)
+    return LogitAgreement(max(found), limit)
 
 
-def _deviation(one: Scored, own: Logits, dtype: torch.dtype) -> float:
+def _deviation(one: Scored, own: OracleLogits, dtype: torch.dtype) -> float:
     """Of the row that differs most. Single tokens are too few for a median of each row."""
     apart = [deviation(ours, own.after(text)) for ours, text in zip(one.logits, one.texts, strict=True)]
     groups = [torch.cat(apart)] if max(map(len, apart)) == 1 else apart

@@ -20,7 +20,7 @@ from forerun.models.trial.texts import SourcedText
 PLANLESS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]  # all but cuDNN's
 
 
-class Logits:
+class OracleLogits:
     """What the model says after each token of some texts, and so of all texts that these begin with."""
 
     def __init__(self, known: dict[SourcedText, Tensor]) -> None:
@@ -46,7 +46,7 @@ class Oracle:
             if not any(_begins_with(longer, text) for longer in self._texts):
                 self._texts.append(text)
 
-    def together(self) -> Logits:
+    def together(self) -> OracleLogits:
         """All texts in one call, or in one for each length of a source.
 
         None is padded, which some models take amiss: a short one goes on with its own tokens, which nobody looks at.
@@ -57,11 +57,11 @@ class Oracle:
             longest = max(len(text) for _, text in texts)
             filled = [(source, tuple(islice(cycle(text), longest))) for source, text in texts]
             known |= dict(zip(texts, self._forward(filled), strict=True))
-        return Logits(known)
+        return OracleLogits(known)
 
-    def alone(self) -> Logits:
+    def alone(self) -> OracleLogits:
         """One call for each text, as `generate` reads a single prompt."""
-        return Logits(
+        return OracleLogits(
             {text: self._longest_alone if text == self._texts[0] else self._alone(text) for text in self._texts}
         )
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 
-class Watched(Protocol):
+class WatchedService(Protocol):
     """What is asked of a service."""
 
     longest_round: float  # seconds
@@ -23,7 +23,7 @@ class Health:
     """Asked again and again, by one event loop. An engine without work comes around at once; a service is there once
     its engine has compiled and recorded what rounds use, so none of that is taken for a round."""
 
-    def __init__(self, service: Watched, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, service: WatchedService, clock: Callable[[], float] = time.monotonic) -> None:
         self._service, self._clock = service, clock
         self._round: asyncio.Task[None] | None = None  # that the engine is in, or was when it was asked last
         self._asked = 0.0  # when that was
