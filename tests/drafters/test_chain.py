@@ -16,7 +16,7 @@ from forerun.drafters.chain import CLASSES
 from forerun.errors import InvalidArgument
 from forerun.math.laws import MixedLaw, PointMass
 from forerun.policy import Constant
-from forerun.types import Draft, DraftContext, LawParams, RoundOutcome
+from forerun.types import Draft, DraftContext, LawParams, RoundOutcome, Siblings, TreeShape
 from support.tiny import tiny_model
 
 VOCAB = 6
@@ -227,6 +227,34 @@ def test_copies_have_room_of_their_own_and_are_told_apart() -> None:
     draft = chain.propose(asked)
     assert draft.lengths.tolist() == [4, 2, 4, 0], "copies may be longer than what is drawn, and come where none is"
     assert draft.cuttable == (True, False, True, False) and not draft.deterministic
+
+
+class Growing(Scripted):
+    """A tree of the last drafter's tokens, drawn ones below the root."""
+
+    makes_trees = True
+
+    def propose(self, context: DraftContext) -> Draft:
+        draft = super().propose(context)
+        parents = torch.full_like(draft.tokens, -1)
+        return replace(draft, deterministic=False, tree=TreeShape(parents, (Siblings.SAMPLED,) * len(parents)))
+
+
+def test_a_copy_is_judged_alike_with_and_without_a_tree_beside_it() -> None:
+    copying, drawing = Copying(1, [3, 0, 0]), Scripted(2, [0, 2, 0])
+    for trees in ([0, 0, 2], [0, 0, 0]):
+        asked = replace(context([[0]] * 3, [3, 3, 3]), copy_lengths=(3, 3, 3))
+        tree = Chain(copying, drawing, Growing(3, trees)).propose(asked).tree
+        assert tree is not None
+        assert tree.ways[:2] == (Siblings.TOP, Siblings.SAMPLED)
+        assert tree.parents[:2].tolist() == [[-1, 0, 1]] * 2
+
+
+def test_chains_that_are_drawn_alone_are_no_trees() -> None:
+    asked = replace(context([[0]] * 3, [3, 3, 3]), copy_lengths=(3, 3, 3))
+    chain = Chain(Copying(1, [0, 0, 0]), Scripted(2, [0, 2, 0]), Growing(3, [0, 0, 0]))
+    assert chain.propose(asked).tree is None
+    assert Chain(Copying(1, [2, 0, 0]), Scripted(2, [0, 2, 0])).propose(asked).tree is None
 
 
 def test_nobody_is_told_apart_where_all_are_alike() -> None:

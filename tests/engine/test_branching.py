@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from forerun.engine.branching import Kept, check_tree, kept_of, scored_block
+from forerun.engine.branching import Kept, check_tree, kept_of, parents_of, scored_block
 from forerun.errors import InvalidArgument
 from forerun.math.laws import PointMass
 from forerun.types import Draft, Siblings, TreeShape, Verdict
@@ -42,6 +42,14 @@ def test_a_chain_is_whole_where_all_of_it_was_kept(count: int) -> None:
     (kept,) = kept_of(verdict, [[9, 10, 11]], None)
     assert kept == Kept(tuple(range(count)), 2, count == 2)
     assert scored_block([9, 10, 11], kept, None) == [9, 10, 11]
+
+
+@pytest.mark.parametrize(("second", "trees"), [([-1, 0, 0], None), ([-1, -1, 0], [[-1, 0, 1], [-1, -1]])], ids=str)
+def test_trees_without_branches_are_chains(second: list[int], trees: list[list[int]] | None) -> None:
+    """The second has two tokens."""
+    parents, lengths = torch.tensor([[-1, 0, 1], second]), torch.tensor([3, 2])
+    tree = TreeShape(parents, (Siblings.TOP,) * 2)
+    assert parents_of(Draft(parents, lengths, PointMass(parents, 20), tree=tree)) == trees
 
 
 def check(parents: list[int], tokens: list[int], room: int) -> None:

@@ -63,7 +63,8 @@ class Chain(Drafter):
             taken = [any(answer.takes[b] for answer in answers) for b in range(len(context.rows))]
             rest = _without(context, taken)
         more = self._ask(rest, range(self._num_copying, len(self.parts)))[1]
-        return _combine([*answers, *more], context)
+        draft = _combine([*answers, *more], context)
+        return replace(draft, tree=_tree([*answers, *more], draft)) if self.makes_trees else draft
 
     def _ask(self, context: DraftContext, numbers: range) -> tuple[DraftContext, list[_Answer]]:
         """Answers of these drafters, and the question for those behind them."""
@@ -83,7 +84,8 @@ class Chain(Drafter):
             lengths = rooms if is_last or not draft.width else draft.lengths.tolist()
             takes = tuple(bool(room and length and draft.width) for room, length in zip(rooms, lengths, strict=True))
             if any(takes):
-                answers.append(_Answer(number, draft, takes))
+                is_copy = drafter.copies and draft.deterministic and type(draft.law) is PointMass
+                answers.append(_Answer(number, draft, takes, is_copy))
             rest = _without(rest, takes)
         return rest, answers
 
@@ -130,6 +132,7 @@ class _Answer:
     number: int  # of the drafter in the chain
     draft: Draft
     takes: tuple[bool, ...]
+    is_copy: bool  # of text, by a drafter that always copies
 
     def evidence(self, row: int) -> int:
         evidence = self.draft.evidence[row] if self.draft.evidence is not None else 0
@@ -169,17 +172,19 @@ def _combine(answers: Sequence[_Answer], context: DraftContext) -> Draft:
         deterministic=all(answer.draft.deterministic for answer in answers),
         cuttable=_cuttable(answers, count),
         evidence=tuple(evidence),
-        tree=_tree(answers, width, count, device),
     )
 
 
-def _tree(answers: Sequence[_Answer], width: int, count: int, device: torch.device) -> TreeShape | None:
-    """Chains beside trees are trees without branches, judged as they would have been alone.
+def _tree(answers: Sequence[_Answer], draft: Draft) -> TreeShape | None:
+    """Where drafts may be trees, chains are trees without branches.
 
-    That is by recursive rejection, copies as well: of a single guess it is the token rule, with the same numbers. Which
-    drafts a row has beside it changes nothing of what it says.
+    A copy is a set of one guess, kept where the target's own draw is that guess: a recorded round then needs no law of
+    copies beside that of trees. It is judged so in rounds without a tree, too. Drawn chains are judged by recursive
+    rejection: of a single guess it is the token rule, with the same numbers. Which drafts a row has beside it changes
+    nothing of what it says.
     """
-    if not any(answer.draft.tree is not None for answer in answers):
+    count, width, device = len(draft.lengths), draft.width, draft.tokens.device
+    if not any(answer.is_copy or answer.draft.tree is not None for answer in answers):
         return None
     parents = torch.arange(-1, width - 1, device=device).expand(count, -1)
     ways = [Siblings.TOP] * count
@@ -188,9 +193,10 @@ def _tree(answers: Sequence[_Answer], width: int, count: int, device: torch.devi
         if tree is not None:
             takes = torch.tensor(answer.takes, device=device)
             parents = torch.where(takes.unsqueeze(1), _widen(tree.parents, width), parents)
-        kinds = tree.ways if tree is not None else (Siblings.SAMPLED,) * count
+        kinds = tree.ways if tree is not None else (Siblings.TOP if answer.is_copy else Siblings.SAMPLED,) * count
         ways = [kinds[b] if taken else ways[b] for b, taken in enumerate(answer.takes)]
-    return TreeShape(parents, tuple(ways))
+    are_chains = all(answer.draft.tree is None for answer in answers)
+    return TreeShape(parents, tuple(ways), width, 1) if are_chains else TreeShape(parents, tuple(ways))
 
 
 def _cuttable(answers: Sequence[_Answer], count: int) -> tuple[bool, ...] | None:

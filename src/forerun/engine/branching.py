@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from forerun.errors import InvalidArgument
-from forerun.math.tree import depths, lineage
+from forerun.math.tree import depths, is_chain, lineage
 from forerun.types import Adjuster, Draft, Siblings, TreeShape, Verdict
 
 
@@ -32,7 +32,8 @@ def parents_of(draft: Draft) -> list[list[int]] | None:
     if draft.tree is None:
         return None
     rows = zip(draft.tree.parents.tolist(), draft.lengths.tolist(), strict=True)
-    return [parents[:length] for parents, length in rows]
+    trees = [parents[:length] for parents, length in rows]
+    return None if all(map(is_chain, trees)) else trees
 
 
 def kept_of(verdict: Verdict, blocks: Sequence[Sequence[int]], trees: Sequence[Sequence[int]] | None) -> list[Kept]:

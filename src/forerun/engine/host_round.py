@@ -35,7 +35,7 @@ def run(batch: list[Row], view: BatchView, pair: Pair) -> VerifiedRound:
     logits = _score(batch, passed, blocks, trees, pair)
     scored = clock()
     law = law_of(batch, blocks, logits, params, trees)
-    if trees is None:
+    if draft.tree is None:
         verdict = ops.verify(law, draft, pair.rule, keys, params.all_greedy, target.kernels)
     else:
         verdict = ops.verify_tree(law, draft, keys, target.kernels)
