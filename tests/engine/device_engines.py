@@ -65,11 +65,24 @@ DRAFTERS: dict[str, Callable[[PreTrainedModel], Drafter | None]] = {
     "tree of fewer ids": lambda model: Tree(
         DraftModel(with_fewer_ids(draft_of(model), 80)), nodes=9, width=3, siblings="sampled"
     ),
+    "copies before a tree": lambda model: copies_before("tree", model),
+    "copies before a top tree": lambda model: copies_before("top tree", model),
+    "copies before a small tree": lambda model: copies_before("small tree", model),
+    "copies before a tree of exit": lambda model: copies_before("tree of exit", model),
+    "copies before a tree of feature": lambda model: copies_before("tree of feature", model),
+    "copies before a tree of parallel": lambda model: copies_before("tree of parallel", model),
+    "copies before a tree of fewer ids": lambda model: copies_before("tree of fewer ids", model),
     "table": lambda model: counted(97),
     "chain of a table": lambda model: Chain(PromptLookup(max_ngram=1), counted(97)),
     "table before a model": lambda model: Chain(counted(97), DraftModel(draft_of(model))),
     "parallel": lambda model: ParallelHeads(head_of(model, blocks=3, noise=0.03)),
 }
+
+
+def copies_before(name: str, model: PreTrainedModel) -> Chain:
+    drafter = DRAFTERS[name](model)
+    assert drafter is not None
+    return Chain(PromptLookup(max_ngram=1), drafter)
 
 
 class Rehearsing(Recorder):

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Collection
 
 from forerun.policy import Constant
-from forerun.types import BatchView, RoundOutcome
+from forerun.types import BatchView, Draft, RoundOutcome
 
 
 class Follows(Constant):
@@ -35,6 +35,15 @@ class Follows(Constant):
             self.drafted[request].append(drafted)
             self.copied[request].append(copy)
             self._sum[request] += 1 + accepted
+
+
+class Picky(Follows):
+    """Wants a copy verified only where the row's text has a certain length, as strange as any other evidence."""
+
+    def trim(self, view: BatchView, draft: Draft) -> tuple[int, ...]:
+        heard = [self._sum[request] for request in view.request_ids]
+        columns = zip(draft.lengths.tolist(), heard, strict=True)
+        return tuple(length if total % 5 < 2 else 0 for length, total in columns)
 
 
 class Replayed(Constant):

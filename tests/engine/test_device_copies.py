@@ -11,7 +11,7 @@ import pytest
 from torch import Tensor
 
 from engine.device_engines import CUT, GREEDY, SAMPLED, engine, finish, flown, rehearsing, requests, texts
-from engine.following import Follows, Replayed
+from engine.following import Picky, Replayed
 from exactness.sampling import PLAIN, PROMPT, verdict
 from forerun import ops
 from forerun.config import Kernels, SamplingParams
@@ -23,17 +23,8 @@ from forerun.math.laws import PointMass
 from forerun.models.scorer import Scorer
 from forerun.policy import Constant, CostModel
 from forerun.policy.heuristics import OwnAcceptance
-from forerun.types import BatchView, Draft, RoundOutcome, Rule
+from forerun.types import Draft, RoundOutcome, Rule
 from support.markov import joint_law, toy_pair
-
-
-class Picky(Follows):
-    """Wants a copy verified only where the row's text has a certain length, as strange as any other evidence."""
-
-    def trim(self, view: BatchView, draft: Draft) -> tuple[int, ...]:
-        heard = [self._sum[request] for request in view.request_ids]
-        columns = zip(draft.lengths.tolist(), heard, strict=True)
-        return tuple(length if total % 5 < 2 else 0 for length, total in columns)
 
 
 def launched(made: Engine) -> list[tuple[int, int]]:

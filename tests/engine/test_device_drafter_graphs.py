@@ -36,6 +36,11 @@ DRAFTERS: dict[str, Callable[[PreTrainedModel], Drafter]] = {
     "tree": lambda model: Tree(DraftModel(draft_of(model).to(DEVICE)), nodes=9, siblings="sampled"),
     "top tree": lambda model: Tree(DraftModel(draft_of(model).to(DEVICE)), nodes=9),
     "tree of feature": lambda model: Tree(FeatureHead(head_of(model, noise=0.03)), nodes=9, siblings="sampled"),
+    "copies before a tree": lambda model: Chain(PromptLookup(max_ngram=1), DRAFTERS["tree"](model)),
+    "copies before a top tree": lambda model: Chain(PromptLookup(max_ngram=1), DRAFTERS["top tree"](model)),
+    "copies before a tree of feature": lambda model: Chain(
+        PromptLookup(max_ngram=1), DRAFTERS["tree of feature"](model)
+    ),
 }
 
 
@@ -107,6 +112,8 @@ def samples(drafter: str) -> list[tuple[int, ...]]:
 def _toy_drafter(name: str, target: PreTrainedModel) -> Drafter:
     if name == "few words":
         return FeatureHead(head_of(target, noise=0.1), draft_vocabulary=torch.arange(0, VOCAB, 2))
+    if name.startswith("copies before a "):
+        return Chain(PromptLookup(max_ngram=1), _toy_drafter(name.removeprefix("copies before a "), target))
     if "table" in name:
         return Chain(PromptLookup(max_ngram=1), counted(VOCAB)) if "chain" in name else counted(VOCAB)
     if name in ("tree", "top tree"):

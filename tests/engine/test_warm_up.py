@@ -86,6 +86,7 @@ def texts(engine: Engine, asked: list[Request], seed: int) -> dict[int, tuple[in
         "chain of a table",
         "tree",
         "top tree",
+        "copies before a tree",
     ),
 )
 def test_nothing_is_recorded_afterwards_and_nothing_changes(drafter: str) -> None:

@@ -98,10 +98,10 @@ class Chain(Drafter):
     def device_draft(self) -> DeviceDrafter | None:
         """That of the first which does not copy, where none is asked behind it: neither a copy nor a drawn draft.
 
-        The host gives rounds their copies, but none beside a tree.
+        The host gives rounds their copies, which are judged in another way where drawn drafts may be trees.
         """
         drawing = self.parts[self._num_copying :]
-        if not drawing or self.makes_trees or any(drafter.copies for drafter in drawing):
+        if not drawing or any(drafter.copies for drafter in drawing) or drawing[0].makes_trees != self.makes_trees:
             return None
         return drawing[0].device_draft() if len(drawing) == 1 or drawing[0].fills_drafts else None
 

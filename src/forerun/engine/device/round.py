@@ -102,12 +102,16 @@ class DeviceRound:
         order = self._order(table.size, shape.scored)
         logits = self.logits.rows[: table.size * shape.scored]
         law = LogitLaw(self._adjusted(logits), order.place[:, : number + 1], table.params, order.first)
-        verdict = ops.verify(law, draft, self.rule, table.keys, table.params.all_greedy, self.use)
+        verdict = self._judged(law, draft)
         if table.logprobs is not None:
             scored, wanted = logits.view(table.size, shape.scored, -1)[:, : number + 1], table.alternatives or 0
             table.logprobs[:, : number + 1] = emitted_logprobs(scored, table.row_state.block, verdict, wanted)
         self._tell_drafter(verdict, self.hidden.rows[: table.size * shape.scored])
         ops.advance(table.row_state, lengths, verdict, self.vocab_size, table.counts, self.use)
+
+    def _judged(self, law: LogitLaw, draft: Draft) -> Verdict:
+        table = self.table
+        return ops.verify(law, draft, self.rule, table.keys, table.params.all_greedy, self.use)
 
     def _tell_drafter(self, verdict: Verdict, hidden: Tensor) -> None:
         """Whatever a drafter reads of a round, before rows move on; `hidden` [R * T, H] where it hears that."""

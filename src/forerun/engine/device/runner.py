@@ -177,9 +177,11 @@ class Runner:
     def _grows_trees(self) -> bool:
         return isinstance(self.drafter, DeviceTree)
 
-    def _num_tokens(self, number: int) -> int:
-        """Tokens that a draft of this length has, or may have been given."""
-        return number if self.drafter is None else self.drafter.num_tokens(number)
+    def _num_tokens(self, number: int, steps: int | None = None) -> int:
+        """Tokens that a draft of this length has, or may have been given; with copies so long beside `steps` drawn."""
+        if self.drafter is None:
+            return number
+        return self.drafter.num_tokens(number) if steps is None else max(number, self.drafter.num_tokens(steps))
 
     def _num_places(self, number: int) -> int:
         """Places of a row's block that such a draft takes."""
@@ -271,11 +273,11 @@ class Runner:
             drawn = max(host_draft.drawn)
             pairs = (pair for pair in self._warm_copies if longest <= pair[0] < table.width and pair[1] >= drawn)
             number, steps = min(pairs, default=(number, min(number, drawn if is_fixed else round_up_draft(drawn))))
-            count = bucket(self._num_tokens(number) + 1)
+            count = bucket(self._num_tokens(number, steps) + 1)
         else:
             table.set_draft_lengths(lengths)
         drawn = number if steps is None else steps
-        first, is_tree = self._num_first(drawn), self._grows_trees and number > 0
+        first, is_tree = self._num_first(drawn), self._grows_trees and drawn > 0
         buffer = next(self._buffers[table.size, table.width, False])
         buffer.marks.set(0)
         read = self._num_read(table) if drawn and not self.pending else None
@@ -627,9 +629,10 @@ class Runner:
         table.assign([like], [nobody], nobody)
         if for_all:
             table.cover_all()
-        self._weights, count = fingerprint(self._scorers), bucket(self._num_tokens(number) + 1)
-        for first in self._firsts(number if steps is None else steps):
-            shape = Shape(number, count, bound, first, steps, self._grows_trees and number > 0)
+        self._weights, count = fingerprint(self._scorers), bucket(self._num_tokens(number, steps) + 1)
+        drawn = number if steps is None else steps
+        for first in self._firsts(drawn):
+            shape = Shape(number, count, bound, first, steps, self._grows_trees and drawn > 0)
             self._work(device_round, shape, somebodys=False)
         self._warm_kinds.add(table.flags)
         if table.alternatives is not None:

@@ -2,10 +2,14 @@
 
 Nodes lie in the row's block in the place of a drafted chain, parents beside it. Once the target has chosen a path, its
 tokens, keys and hidden states are moved to where a chain's would lie; from there on the round is like any other.
+
+A copy beside trees is a path of such nodes, one behind the other. Where nothing is drawn the round has no tree: copies
+are scored as any chain, and judged as they would be beside trees.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -21,7 +25,7 @@ from forerun.math.advance import emitted_logprobs
 from forerun.math.laws import LogitLaw, PointMass
 from forerun.math.tree import ancestors
 from forerun.models.static_pass import StaticRows
-from forerun.types import Draft, Law, Siblings, TreeShape
+from forerun.types import Draft, Law, Siblings, TreeShape, Verdict
 
 
 class TreeRound(DeviceRound):
@@ -36,12 +40,16 @@ class TreeRound(DeviceRound):
         self._lengths = torch.zeros_like(self.table.asked)
 
     def draft(self, shape: Shape) -> None:
-        """A tree for every row."""
-        table, count = self.table, self.grower.num_tokens(shape.drafted)
-        rooms = ops.draft_lengths(table.asked, table.budget, table.row_state.position, shape.drafted, self.use)
-        uniforms, total = None, table.size * self.grower.num_keys(shape.drafted)
+        """A tree for every row, or what the host found."""
+        table, state = self.table, self.table.row_state
+        if shape.steps is not None:
+            table.take_copies(shape.drafted)
+        if not shape.is_tree:
+            return
+        rooms = ops.draft_lengths(table.asked, table.budget, state.position, shape.drafted, self.use)
+        uniforms, total = None, table.size * self.grower.num_keys(shape.drawn)
         if self._is_sampled:
-            uniforms = ops.draft_uniforms(table.keys, self.grower.num_draws(shape.drafted), self.rule, self.use)
+            uniforms = ops.draft_uniforms(table.keys, self.grower.num_draws(shape.drawn), self.rule, self.use)
 
         def keep(start: int, logits: Tensor, level: Level | None) -> Tensor:
             if self.ids is None:
@@ -56,11 +64,29 @@ class TreeRound(DeviceRound):
             return logits
 
         drawing = Drawing(table.params, self.ids, uniforms, keep)
-        grown = self.grower.grow(table.device_rows, shape, rooms, drawing)
+        grown = self.grower.grow(table.device_rows, replace(shape, drafted=shape.drawn), rooms, drawing)
+        count = self._num_nodes(shape)
         missing = (0, count - grown.tokens.shape[1])
-        table.row_state.block[:, 2 : 2 + count] = pad(grown.tokens, missing)
-        self._parents[:, :count], self._laws[:, :count] = pad(grown.parents, missing), pad(grown.laws, missing)
-        self._lengths.copy_(grown.lengths)
+        tokens, parents, lengths = pad(grown.tokens, missing), pad(grown.parents, missing), grown.lengths
+        if shape.steps is not None:
+            copies = pad(state.block[:, 2 : 2 + shape.drafted], (0, count - shape.drafted))
+            is_copied = self._is_copied.unsqueeze(-1)
+            tokens = torch.where(is_copied, copies, tokens)
+            parents = torch.where(is_copied, _line(count, parents), parents)
+            lengths = torch.where(self._is_copied, rooms, lengths)
+        state.block[:, 2 : 2 + count] = tokens
+        self._parents[:, :count], self._laws[:, :count] = parents, pad(grown.laws, missing)
+        self._lengths.copy_(lengths)
+
+    def _num_nodes(self, shape: Shape) -> int:
+        """Places for the nodes of a tree, or for a copy where rows have any."""
+        nodes = self.grower.num_tokens(shape.drawn)
+        return nodes if shape.steps is None else max(nodes, shape.drafted)
+
+    @property
+    def _is_copied(self) -> Tensor:
+        """[R] bool, in a round for which the host found copies."""
+        return self.table.is_copied == 1
 
     def _scored_rows(self, shape: Shape) -> StaticRows:
         if not shape.is_tree:
@@ -76,7 +102,7 @@ class TreeRound(DeviceRound):
         if not shape.is_tree:
             super().verify(shape)
             return
-        table, state, count = self.table, self.table.row_state, self.grower.num_tokens(shape.drafted)
+        table, state, count = self.table, self.table.row_state, self._num_nodes(shape)
         tokens, parents, lengths = state.block[:, 2 : 2 + count], self._parents[:, :count], self._lengths
         draft = Draft(tokens, lengths, self._tree_law(tokens, shape), tree=self._tree(parents, shape))
         order, logits = self._order(table.size, shape.scored), self.logits.rows[: table.size * shape.scored]
@@ -100,6 +126,14 @@ class TreeRound(DeviceRound):
         self._tell_drafter(verdict, _along(hidden, scored) if self.grower.observer is not None else hidden)
         ops.advance(state, lengths, verdict, self.vocab_size, table.counts, self.use)
 
+    def _judged(self, law: LogitLaw, draft: Draft) -> Verdict:
+        """Of copies alone, or of no draft."""
+        if not draft.width:
+            return super()._judged(law, draft)
+        ways = (Siblings.TOP,) * self.table.size
+        tree = TreeShape(_line(draft.width, draft.tokens), ways, draft.width, 1)
+        return ops.verify_tree(law, replace(draft, tree=tree), self.table.keys, self.use)
+
     def _adjusted_along(self, logits: Tensor, tokens: Tensor, seen: Tensor, ids: Tensor | None = None) -> Tensor:
         """What the rows' options make of logits [R * n, Vd] behind nodes that have `seen` [R, n, M] of the `tokens`."""
         table = self.table
@@ -116,8 +150,11 @@ class TreeRound(DeviceRound):
 
     def _tree(self, parents: Tensor, shape: Shape) -> TreeShape:
         way = Siblings.SAMPLED if self._is_sampled else Siblings.TOP
-        params = self.table.params
-        is_top = params.temperature == 0 if self._is_sampled and params.any_greedy else None
+        params, is_top = self.table.params, None
+        if self._is_sampled and (params.any_greedy or shape.steps is not None):
+            is_top = params.temperature == 0
+            if shape.steps is not None:
+                is_top = is_top | self._is_copied
         return TreeShape(parents, (way,) * self.table.size, shape.drafted, self.grower.width, is_top)
 
     def _tree_law(self, tokens: Tensor, shape: Shape) -> Law:
@@ -125,7 +162,7 @@ class TreeRound(DeviceRound):
         if not self._is_sampled:
             return PointMass(tokens, self.vocab_size)
         size = self.table.size
-        row = torch.arange(size * self.grower.num_keys(shape.drafted), device=tokens.device)
+        row = torch.arange(size * self.grower.num_keys(shape.drawn), device=tokens.device)
         owner = torch.where(row < size, row, (row - size) // self.grower.width % size)
         logits = self.draft_logits.rows[: len(row)]
         law = LogitLaw(logits, self._laws[:, : tokens.shape[1]], self.table.params, owner)
@@ -148,6 +185,11 @@ class TreeRound(DeviceRound):
         targets = places.gather(1, (column + 1).clamp(max=shape.scored - 1).expand_as(path))
         sources = places.gather(1, torch.where(path >= 0, path, column).add(1).clamp(max=shape.scored - 1))
         self.target.scorer.cache.move(sources.flatten(), targets.flatten(), self.use)
+
+
+def _line(number: int, like: Tensor) -> Tensor:
+    """[R, number] parents of nodes that follow each other, in as many rows as `like` has."""
+    return torch.arange(-1, number - 1, device=like.device).expand(len(like), -1)
 
 
 def _along(values: Tensor, places: Tensor) -> Tensor:
