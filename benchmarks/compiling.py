@@ -20,10 +20,10 @@ def compile_apart(module: str, name: str, *arguments: object) -> None:
     root = Path(__file__).parents[1]
     places = [str(root), str(root / "src"), os.environ.get("PYTHONPATH", "")]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(places)}
-    given = ", ".join(map(repr, arguments))
+    written = ", ".join(map(repr, arguments))
     started = [
         subprocess.Popen(
-            [sys.executable, "-c", CODE.format(module=module, name=name, part=part, parts=parts, arguments=given)],
+            [sys.executable, "-c", CODE.format(module=module, name=name, part=part, parts=parts, arguments=written)],
             env=environment,
         )
         for part in range(parts)

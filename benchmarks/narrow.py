@@ -118,31 +118,35 @@ class Compared:
 
 def compared(readings: Sequence[Reading], forms: Iterable[str]) -> dict[str, Compared]:
     """Intervals of 95 %, by a bootstrap over windows; the change of perplexity is paired, window by window."""
-    found = {}
+    by_form = {}
     wide = [reading for reading in readings if reading.form == FLOAT32]
     for form in forms:
-        own = [reading for reading in readings if reading.form == form]
-        if not own or len(own) != len(wide):
+        narrow = [reading for reading in readings if reading.form == form]
+        if not narrow or len(narrow) != len(wide):
             continue
-        losses = [[r.minus_log_probability / r.positions for r in side] for side in (wide, own)]
-        both = compare(*losses, weights=[r.positions for r in own], exponential=True)
+        losses = [[r.minus_log_probability / r.positions for r in side] for side in (wide, narrow)]
+        both = compare(*losses, weights=[r.positions for r in narrow], exponential=True)
         percent = 100 / both.plain.value
         ends = (None if end is None else percent * end for end in (both.difference.low, both.difference.high))
-        found[form] = Compared(
+        by_form[form] = Compared(
             both.speculative,
             both.difference,
             Estimate(percent * both.difference.value, *ends),
-            mean([r.agreements / r.positions for r in own]),
-            mean([r.overlap / r.positions for r in own]),
+            mean([r.agreements / r.positions for r in narrow]),
+            mean([r.overlap / r.positions for r in narrow]),
         )
-    return found
+    return by_form
 
 
 def summary(readings: Sequence[Reading], sizes: dict[str, int]) -> Table:
     rows = []
-    for form, found in compared(readings, sizes).items():
-        cells = (_shown(found.perplexity, 2), f"{found.change.value:+.2f} %", _shown(found.difference, 3))
-        shares = (_shown(found.agreement, 3), _shown(found.alpha, 3))
+    for form, change in compared(readings, sizes).items():
+        cells = (
+            _shown(change.perplexity, 2),
+            f"{change.change.value:+.2f} %",
+            _shown(change.difference, 3),
+        )
+        shares = (_shown(change.agreement, 3), _shown(change.alpha, 3))
         rows.append((form, f"{sizes[form] / 2**20:.0f}", *cells, *shares))
     headings = ("", "MiB", "perplexity", "change", "difference", "same likeliest token", "alpha")
     return Table("Rounded weights, or keys and values, beside float32", headings, tuple(rows))
@@ -150,17 +154,17 @@ def summary(readings: Sequence[Reading], sizes: dict[str, int]) -> Table:
 
 def figure(readings: Sequence[Reading], sizes: dict[str, int], machine: str) -> Figure | None:
     """Bars a scheme: perplexity beside float32's, with intervals of 95 %, and how like float32's its laws are."""
-    found = compared(readings, sizes)
-    schemes = tuple(form for form in found if form != FLOAT32)
+    by_form = compared(readings, sizes)
+    schemes = tuple(form for form in by_form if form != FLOAT32)
     if not schemes:
         return None
     ticks = tuple(map(float, range(len(schemes))))
-    changes = [found[form].change for form in schemes]
+    changes = [by_form[form].change for form in schemes]
     error = tuple(0.0 if e.low is None or e.high is None else (e.high - e.low) / 2 for e in changes)
     change = Series("", ticks, tuple(e.value for e in changes), kind="bars", error=error)
     shares = {  # their intervals are lopsided, the more the nearer to 1: the table has them
-        "likeliest token unchanged": [found[form].agreement.value for form in schemes],
-        "alpha as a draft": [found[form].alpha.value for form in schemes],
+        "likeliest token unchanged": [by_form[form].agreement.value for form in schemes],
+        "alpha as a draft": [by_form[form].alpha.value for form in schemes],
     }
     panels = (
         Panel("", "", "perplexity beside float32's, %", (change,), ticks, schemes, y_from=None),
@@ -172,10 +176,10 @@ def figure(readings: Sequence[Reading], sizes: dict[str, int], machine: str) -> 
     return Figure(f"Rounded, {machine}", panels, columns=3, panel_size=(3.8, 3.4))
 
 
-def _shown(found: Estimate, digits: int) -> str:
-    if found.low is None or found.high is None:
-        return f"{found.value:.{digits}f}"
-    return f"{found.value:.{digits}f} ({found.low:.{digits}f} to {found.high:.{digits}f})"
+def _shown(estimate: Estimate, digits: int) -> str:
+    if estimate.low is None or estimate.high is None:
+        return f"{estimate.value:.{digits}f}"
+    return f"{estimate.value:.{digits}f} ({estimate.low:.{digits}f} to {estimate.high:.{digits}f})"
 
 
 def chosen_windows(tokens: Sequence[int], size: int, count: int) -> list[Window]:
@@ -193,7 +197,7 @@ def run(
     content = read_text(text)
     reporter.start(f"loading {without_folders(model)}")
     forms = Forms(model, schemes, keys, use)
-    found = chosen_windows(forms.tokenizer(content)["input_ids"], size, count)
+    windows = chosen_windows(forms.tokenizer(content)["input_ids"], size, count)
     origin, readings = provenance("cpu", command), list[Reading]()
 
     def save(outcome: TurnsOutcome) -> Record:
@@ -212,7 +216,7 @@ def run(
     def one(index: int, window: Window) -> None:
         readings.extend(forms.read(index, window))
 
-    return take_turns([Turn(f"window {i + 1}", partial(one, i, w)) for i, w in enumerate(found)], reporter, save)
+    return take_turns([Turn(f"window {i + 1}", partial(one, i, w)) for i, w in enumerate(windows)], reporter, save)
 
 
 def command(arguments: list[str]) -> int:

@@ -109,11 +109,11 @@ class Servers:
         every.seconds += level.seconds
 
     def measured(self) -> list[Measured]:
-        found = []
+        rows = []
         for (server, streams), level in self.levels.items():
             if tokens := sum(sample.tokens for sample in level.samples):
-                found.append(Measured(summarize(server, level), self.worked[server, streams] / tokens))
-        return found
+                rows.append(Measured(summarize(server, level), self.worked[server, streams] / tokens))
+        return rows
 
 
 def len_of(level: LoadLevel) -> int:
@@ -168,9 +168,9 @@ def _children() -> set[int]:
 
 def goals(measured: Sequence[Measured], others: float) -> Iterator[str]:
     """What was asked, and what came out; times are judged where nobody else used the machine."""
-    found = {(each.seen.by, each.seen.streams): each for each in measured}
-    for (by, streams), each in found.items():
-        alone = found.get((ALONE, streams))
+    by_place = {(each.seen.by, each.seen.streams): each for each in measured}
+    for (by, streams), each in by_place.items():
+        alone = by_place.get((ALONE, streams))
         if by == ALONE or alone is None:
             continue
         yield f"{streams} at a time, {by}: {each.work / alone.work:.3f} of the cores' time a token"

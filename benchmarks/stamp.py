@@ -8,11 +8,11 @@ from forerun.measure.provenance import stamp
 
 
 def main() -> int:
-    found = stamp()
-    if found is None:
+    commit = stamp()
+    if commit is None:
         print("this is no checkout, and FORERUN_COMMIT is not set", file=sys.stderr)
         return 1
-    print(found)
+    print(commit)
     return 0
 
 

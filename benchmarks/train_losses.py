@@ -35,20 +35,20 @@ STYLES = {
 
 def collect(runs: Path) -> dict[str, Any]:
     """What the runs left in their folders; provenance once, for they share it but for the command."""
-    found = {name: _run(runs / name) for name in STYLES}
+    by_loss = {name: _run(runs / name) for name in STYLES}
     first = json.loads((runs / "tv+kl" / "forerun.json").read_text(encoding="utf-8"))["provenance"]
     return {
         "what": "acceptance by place in the draft for five losses and three kinds of draft: same data, steps, size",
         **{name: first[name] for name in ("machine", "versions", "commit", "date", "data")},
-        "runs": found,
+        "runs": by_loss,
     }
 
 
 def _run(folder: Path) -> dict[str, Any]:
-    made = json.loads((folder / "forerun.json").read_text(encoding="utf-8"))["provenance"]
+    provenance = json.loads((folder / "forerun.json").read_text(encoding="utf-8"))["provenance"]
     lines = [json.loads(line) for line in (folder / "train.jsonl").read_text(encoding="utf-8").splitlines()]
     steps = [{name: line[name] for name in ("step", "loss", "acceptance")} for line in lines if "loss" in line]
-    run = {"command": made["command"], "steps": made["steps"], "tokens": made["tokens"], "held_out": made["proxy"]}
+    run = {name: provenance[name] for name in ("command", "steps", "tokens")} | {"held_out": provenance["proxy"]}
     evaluated = folder / "eval.json"
     if evaluated.is_file():
         run["evaluated"] = json.loads(evaluated.read_text(encoding="utf-8"))

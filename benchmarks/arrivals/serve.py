@@ -80,14 +80,14 @@ def serve(engine: Engine, traffic: Sequence[Arrival], max_rows: int) -> Outcome:
     outcome = Outcome(
         [Served(arrival.at, arrival.request.max_new_tokens, prompt=len(arrival.request.prompt)) for arrival in traffic]
     )
-    captured, recorded, found = engine.seconds.capture, engine.num_recordings, _found(engine)
+    captured, recorded, found_before = engine.seconds.capture, engine.num_recordings, _found(engine)
     try:
         with watched_variants() as variants:
             _serve(engine, traffic, max_rows, outcome)
     finally:
         engine.arrivals = None
     outcome.captured, outcome.recorded = engine.seconds.capture - captured, engine.num_recordings - recorded
-    outcome.found = _found(engine) - found
+    outcome.found = _found(engine) - found_before
     outcome.compiled = variants.num_compiled + variants.num_found
     return outcome
 

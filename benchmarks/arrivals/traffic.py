@@ -44,7 +44,7 @@ def arrivals(load: Load, vocabulary: int, texts: Sequence[tuple[int, ...]] = ())
     """
     numbers = random.Random(load.seed)
     beginning = _tokens(numbers, load.shared, vocabulary)
-    made: list[Arrival] = []
+    requests: list[Arrival] = []
     # Given their number, a Poisson stream's times are independent and uniform.
     for at in sorted(numbers.uniform(0, load.seconds) for _ in range(round(load.rate * load.seconds))):
         settings: dict[str, Any] = {"temperature": load.temperature}
@@ -54,10 +54,10 @@ def arrivals(load: Load, vocabulary: int, texts: Sequence[tuple[int, ...]] = ())
         prompt = beginning + (numbers.choice(texts)[-length:] if texts else _tokens(numbers, length, vocabulary))
         request = Request(
             prompt=prompt, max_new_tokens=numbers.randint(*load.output), params=SamplingParams(**settings),
-            seed=load.seed, request_id=len(made),
+            seed=load.seed, request_id=len(requests),
         )  # fmt: skip
-        made.append(Arrival(at, request))
-    return made
+        requests.append(Arrival(at, request))
+    return requests
 
 
 def _tokens(numbers: random.Random, count: int, vocabulary: int) -> tuple[int, ...]:

@@ -80,24 +80,24 @@ def all_cases(
     heads: Sequence[tuple[int, int]],
 ) -> list[Case]:
     """Every combination that means something: one row cannot be spread."""
-    found = [
+    cases = [
         Case(q_heads, k_heads, batch, new, shortest, longest)
         for (q_heads, k_heads), batch, (shortest, longest), new in product(heads, batches, lengths, queries)
         if batch > 1 or shortest == longest
     ]
-    if not found:
+    if not cases:
         raise InvalidArgument("one row cannot have lengths that are spread; ask for a larger batch")
-    for case in found:
+    for case in cases:
         if case.shortest < case.queries:
             raise InvalidArgument(f"{case.shortest} keys do not hold {case.queries} new tokens; ask for longer rows")
-    return found
+    return cases
 
 
 def to_sweep(cases: Sequence[Case]) -> list[Case]:
     """Those on which other choices of the kernel's numbers are worth trying: rows that differ, most new tokens."""
     most = max(case.queries for case in cases)
-    found = [case for case in cases if case.shortest < case.longest and case.queries == most]
-    return [case for case in found if case.batch == SWEPT_BATCH] or found
+    spread = [case for case in cases if case.shortest < case.longest and case.queries == most]
+    return [case for case in spread if case.batch == SWEPT_BATCH] or spread
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,8 +124,8 @@ class Inputs:
         rows = case.rows
         mask = torch.zeros(rows.num_tokens, case.longest, dtype=torch.bool, device=device)
         for row, length in enumerate(case.lengths):
-            own = slice(row * case.queries, (row + 1) * case.queries)
-            mask[own, :length] = visible(length, case.queries, 0, None, device)
+            slots = slice(row * case.queries, (row + 1) * case.queries)
+            mask[slots, :length] = visible(length, case.queries, 0, None, device)
         query = random(rows.num_tokens, case.heads, SIZE)
         return cls(query, keys, values, reach_of(rows, device), mask, rows)
 

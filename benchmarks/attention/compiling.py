@@ -31,12 +31,12 @@ def kernel_groups(cases: Sequence[Case]) -> list[KernelGroup]:
     Kernels depend on heads, new tokens and the method; rows that are cut have others where lengths differ, and one more
     for every number of pieces. What `auto` chooses is among the other methods' kernels.
     """
-    found: dict[tuple[object, ...], KernelGroup] = {}
+    groups: dict[tuple[object, ...], KernelGroup] = {}
     for method in TITLES:
         for case in cases:
             if method in (SDPA, Form.AUTO):
                 continue
             spread = method == Form.KEYS and case.shortest < case.longest
             kind = (case.heads, case.key_heads, case.queries, method, spread)
-            found.setdefault(kind, (str(method), []))[1].append(case)
-    return list(found.values())
+            groups.setdefault(kind, (str(method), []))[1].append(case)
+    return list(groups.values())

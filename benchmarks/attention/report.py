@@ -42,8 +42,8 @@ def make_record(results: AttentionResults, complete: bool) -> Record:
 
 
 def tables(results: AttentionResults) -> tuple[Table, ...]:
-    found = [_of_heads(results, *heads) for heads in _heads(results)]
-    return (*found, *([_trials(results)] if results.trials else []))
+    by_heads = [_of_heads(results, *heads) for heads in _heads(results)]
+    return (*by_heads, *([_trials(results)] if results.trials else []))
 
 
 def remarks(results: AttentionResults, complete: bool) -> tuple[str, ...]:
@@ -71,8 +71,8 @@ def _panel(results: AttentionResults, queries: int, heads: tuple[int, int]) -> P
     cases = [c for c in results.cases() if c.queries == queries and (c.heads, c.key_heads) == heads]
     series = []
     for method, title in results.titles.items():
-        found = [(i, timing) for i, case in enumerate(cases) if (timing := results.find(case, method)) is not None]
-        x, shares = tuple(float(i) for i, _ in found), tuple(100 * results.share(timing) for _, timing in found)
+        timed = [(i, timing) for i, case in enumerate(cases) if (timing := results.find(case, method)) is not None]
+        x, shares = tuple(float(i) for i, _ in timed), tuple(100 * results.share(timing) for _, timing in timed)
         series.append(Series(title, x, shares, "bars", COLOURS[method]))
     asked = Series(f"asked of an H200: {LEAST_SHARE:.0%}", (0.0,), (100 * LEAST_SHARE,), "level", BLACK, dashes=":")
     return Panel(
@@ -165,8 +165,8 @@ def _trials(results: AttentionResults) -> Table:
     """The best choices of the kernel's numbers for each of the cases tried."""
     rows = []
     for case in dict.fromkeys(trial.case for trial in results.trials):
-        own = sorted((trial for trial in results.trials if trial.case == case), key=lambda trial: trial.median)
-        rows += [_trial(results, trial) for trial in own[:SHOWN_TRIALS]]
+        of_case = sorted((trial for trial in results.trials if trial.case == case), key=lambda trial: trial.median)
+        rows += [_trial(results, trial) for trial in of_case[:SHOWN_TRIALS]]
     names = tuple(results.trials[0].tuning)
     return Table("Choices tried, the best first", ("", *names, "splits", "us", "of copy"), tuple(rows))
 

@@ -59,8 +59,8 @@ def time_case(case: Case, device: torch.device, repeats: int, timings: list[Timi
     inputs = Inputs.of(case, device)
     expected: torch.Tensor | None = None
     for method in TITLES:
-        own = calls(case, inputs, method)
-        found = own[0]().float()
-        expected = found if expected is None else expected
-        deviation = float((found - expected).abs().max())
-        timings.append(Timing(case, str(method), replay_times(own, repeats), deviation))
+        launches = calls(case, inputs, method)
+        attended = launches[0]().float()
+        expected = attended if expected is None else expected
+        deviation = float((attended - expected).abs().max())
+        timings.append(Timing(case, str(method), replay_times(launches, repeats), deviation))

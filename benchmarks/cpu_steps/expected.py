@@ -12,8 +12,8 @@ LONGEST = 16
 def costs(results: CpuResults, subject: str, method: str) -> ScoreCost:
     """The policy's own cost model, taught the rounds of this record in the order a decoder would meet them."""
     learnt = ScoreCost()
-    own = (m for m in results.steps if m.subject == subject and m.method == method)
-    for step in sorted(own, key=lambda m: (m.batch, m.tokens)):
+    steps = (m for m in results.steps if m.subject == subject and m.method == method)
+    for step in sorted(steps, key=lambda m: (m.batch, m.tokens)):
         for seconds in step.seconds * 3:  # a short run, too, must be trusted
             learnt.add(step.batch, step.batch * step.tokens, seconds)
     return learnt

@@ -40,9 +40,9 @@ def make_record(results: CpuResults, complete: bool) -> Record:
 
 
 def tables(results: CpuResults) -> tuple[Table, ...]:
-    found = [_steps(results, subject, batch) for subject in results.work for batch in results.batches()]
+    steps = [_steps(results, subject, batch) for subject in results.work for batch in results.batches()]
     shares = [_shares(results, subject) for subject in results.work if _narrow(results, subject)]
-    return (*found, *shares, _lengths(results))
+    return (*steps, *shares, _lengths(results))
 
 
 def figure(results: CpuResults) -> Figure:
@@ -62,15 +62,15 @@ def _panel(results: CpuResults, subject: str, batch: int) -> Panel:
     floor = tuple(1000 * results.floor(subject, batch, int(t)) for t in tokens)
     series = [Series("below what the hardware allows", tokens, floor, "below", PALE_GREY)]
     for method in results.methods(subject):
-        found = [step for t in results.tokens() if (step := results.find(subject, method, batch, t)) is not None]
+        steps = [step for t in results.tokens() if (step := results.find(subject, method, batch, t)) is not None]
         series.append(
             Series(
                 results.titles[method],
-                tuple(float(step.tokens) for step in found),
-                tuple(1000 * step.median for step in found),
+                tuple(float(step.tokens) for step in steps),
+                tuple(1000 * step.median for step in steps),
                 colour=COLOURS.get(method),
                 marker=MARKERS.get(method, "d"),
-                error=tuple(1000 * stdev(step.seconds) if len(step.seconds) > 1 else 0.0 for step in found),
+                error=tuple(1000 * stdev(step.seconds) if len(step.seconds) > 1 else 0.0 for step in steps),
                 values="%.0f" if method == KERNELS else "",
             )
         )
@@ -97,13 +97,13 @@ def _ratio(results: CpuResults, step: StepTimes) -> float | None:
 
 
 def _steps(results: CpuResults, subject: str, batch: int) -> Table:
-    own = results.methods(subject)
-    headings = ("tokens a row", *(results.titles[method] for method in own), "floor", "auto expects")
-    learnt = costs(results, subject, _ours(own)) if own else None
+    methods = results.methods(subject)
+    headings = ("tokens a row", *(results.titles[method] for method in methods), "floor", "auto expects")
+    learnt = costs(results, subject, _ours(methods)) if methods else None
     rows = [
         (
             str(tokens),
-            *(_cell(results, results.find(subject, method, batch, tokens)) for method in own),
+            *(_cell(results, results.find(subject, method, batch, tokens)) for method in methods),
             f"{1000 * results.floor(subject, batch, tokens):.1f}",
             NOTHING if learnt is None else _milliseconds(believed(learnt, batch, tokens)),
         )
@@ -155,8 +155,8 @@ def _lengths(results: CpuResults) -> Table:
         learnt = costs(results, target, _ours(results.methods(target)))
         makers = [("free drafts", 0.0)]
         for other in others:
-            own = results.methods(other)
-            step = results.find(other, _ours(own), batch, 1) if own else None
+            methods = results.methods(other)
+            step = results.find(other, _ours(methods), batch, 1) if methods else None
             if step is not None:
                 makers.append((other, step.median))
         rows += [

@@ -65,8 +65,8 @@ class CpuResults:
 
     def unit(self, subject: str) -> float | None:
         """Seconds of the baseline's one-token step at batch 1, which ratios are to."""
-        found = self.find(subject, self.baseline, 1, 1)
-        return None if found is None else found.median
+        step = self.find(subject, self.baseline, 1, 1)
+        return None if step is None else step.median
 
 
 def least_seconds(work: Work, ceilings: Ceilings, batch: int, tokens: int, past: int) -> float:

@@ -38,8 +38,8 @@ def load_subjects(model: str, draft: str | None, narrow: Sequence[str] = ()) -> 
     from forerun.loading import load_model
 
     target, _ = load_model(model, device="cpu", dtype="float32")
-    found = [Subject("target", target, narrow={form: _narrow(model, form) for form in narrow})]
-    return found if draft is None else [*found, _draft(draft, target)]
+    subjects = [Subject("target", target, narrow={form: _narrow(model, form) for form in narrow})]
+    return subjects if draft is None else [*subjects, _draft(draft, target)]
 
 
 def _narrow(name: str, form: str) -> Any:

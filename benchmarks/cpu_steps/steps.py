@@ -135,14 +135,14 @@ class Forerun:
 def methods(subject: Subject, grid: Grid, use: Kernels) -> dict[str, Method]:
     """All that take turns, the baseline first."""
     inputs = Inputs(subject, grid)
-    found: dict[str, Method] = {
+    by_modules: dict[str, Method] = {
         TRANSFORMERS: Transformers(subject, inputs),
         MODULES: Forerun(subject, inputs, Kernels.OFF),
     }
     if use is Kernels.OFF:
-        return found
+        return by_modules
     narrow = {name: Forerun(replace(subject, model=model), inputs, use) for name, model in subject.narrow.items()}
-    return {**found, KERNELS: Forerun(subject, inputs, use), **narrow}
+    return {**by_modules, KERNELS: Forerun(subject, inputs, use), **narrow}
 
 
 def sweep(methods: dict[str, Method], grid: Grid, keep: Callable[[str, int, int, float], None]) -> None:

@@ -130,8 +130,8 @@ def _prompts(results: FamilyResults) -> Panel | None:
     ratios = {length: family_ratios(results, PROMPT, THEIR_PROMPT, length) for length in lengths}
     series = []
     for name in dict.fromkeys(name for by_family in ratios.values() for name in by_family):
-        own = {float(length): by_family[name] for length, by_family in ratios.items() if name in by_family}
-        series.append(Series(name, tuple(own), tuple(own.values()), values="%.2f"))
+        of_family = {float(length): by_family[name] for length, by_family in ratios.items() if name in by_family}
+        series.append(Series(name, tuple(of_family), tuple(of_family.values()), values="%.2f"))
     if not series:
         return None
     ticks = tuple(map(float, lengths))
@@ -153,9 +153,9 @@ def family_ratios(results: FamilyResults, ours: str, theirs: str, tokens: int) -
     """Seconds of one method over another's, by family."""
     ratios = {}
     for name in results.families:
-        found = _ratio(*(results.seconds(name, method, 1, tokens) for method in (ours, theirs)))
-        if found is not None:
-            ratios[name] = found
+        ratio = _ratio(*(results.seconds(name, method, 1, tokens) for method in (ours, theirs)))
+        if ratio is not None:
+            ratios[name] = ratio
     return ratios
 
 

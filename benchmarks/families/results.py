@@ -44,8 +44,8 @@ class FamilyResults:
 
     def floor(self, family: str, method: str) -> float | None:
         """Seconds that reading the weights of a method takes at least, on a CPU."""
-        found = self.step(family, method, 1)
-        return None if found is None or not found.num_bytes or not self.bandwidth else found.num_bytes / self.bandwidth
+        step = self.step(family, method, 1)
+        return None if step is None or not step.num_bytes or not self.bandwidth else step.num_bytes / self.bandwidth
 
     @property
     def families(self) -> list[str]:
@@ -56,16 +56,16 @@ class FamilyResults:
         return next((s for s in self.steps if (s.family, s.method, s.rows, s.positions) == wanted), None)
 
     def seconds(self, family: str, method: str, rows: int, positions: int = 1) -> float | None:
-        found = self.step(family, method, rows, positions)
-        return None if found is None else found.seconds
+        step = self.step(family, method, rows, positions)
+        return None if step is None else step.seconds
 
     def share(self, family: str, rows: int, positions: int = 1, with_keys: bool = False) -> float | None:
         """Of the copy's bandwidth, by weights alone, or by all that must be read."""
-        found = self.step(family, PASS, rows, positions)
-        if found is None or self.bandwidth is None or not found.seconds:
+        step = self.step(family, PASS, rows, positions)
+        if step is None or self.bandwidth is None or not step.seconds:
             return None
-        read = found.num_bytes + (found.key_bytes if with_keys else 0)
-        return read / found.seconds / self.bandwidth
+        read = step.num_bytes + (step.key_bytes if with_keys else 0)
+        return read / step.seconds / self.bandwidth
 
     def decoded_share(self, family: str, rows: int) -> float | None:
         """Of the copy's bandwidth: the weights that a pass must read over the time of a decoded token."""

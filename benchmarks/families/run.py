@@ -174,16 +174,16 @@ def bytes_read(model: PreTrainedModel, step: Callable[[], object]) -> int:
 
 def _experts_chosen(step: Callable[[], object]) -> list[tuple[int, int]]:
     """By layer: how many experts are chosen by any row, and how many there are."""
-    found, run_experts = [], ops.run_experts
+    counts, run_experts = [], ops.run_experts
 
     def counted(x: Any, router: Any, route: Any, weights: Any, library: Any) -> Any:
         _, chosen = route(x)
-        found.append((len(chosen.unique()), len(weights.first)))
+        counts.append((len(chosen.unique()), len(weights.first)))
         return run_experts(x, router, route, weights, library)
 
     with patch.object(ops, "run_experts", counted):
         step()
-    return found
+    return counts
 
 
 def _why_not(model: PreTrainedModel) -> str | None:
@@ -210,28 +210,28 @@ def _decoder(model: PreTrainedModel, use: str, note: Note, **options: Any) -> Sp
 
 def _on_gpu(family: str, model: PreTrainedModel, asked: Settings, is_described: bool, note: Note) -> list[Step]:
     """Fused layers before the modules: from then on the model is known as one that they do not run."""
-    found = []
+    steps = []
     if is_described:
         for rows, positions in PASSES:
             step = stepper(model, rows, positions)
             seconds = 0.0 if asked.compile_only else min(replay_times([step], asked.repeats))
             keys = rows * FILLED * work_of(model).bytes_per_key
-            found.append(Step(family, PASS, rows, positions, seconds, bytes_read(model, step), keys))
+            steps.append(Step(family, PASS, rows, positions, seconds, bytes_read(model, step), keys))
         decoder = _decoder(model, "on", note, cache_tokens=CACHE_TOKENS)
         if decoder.engine.target.is_fused:
-            found += _decoding(family, FUSED, decoder.generate, model, asked)
+            steps += _decoding(family, FUSED, decoder.generate, model, asked)
     choose.refuse(model)
     if MODULES in asked.methods:
         decoder = SpeculativeDecoder(model, None, cache_tokens=CACHE_TOKENS)
-        found += _decoding(family, MODULES, decoder.generate, model, asked)
+        steps += _decoding(family, MODULES, decoder.generate, model, asked)
     if TRANSFORMERS in asked.methods and not asked.compile_only:
-        found += _decoding(family, TRANSFORMERS, model.generate, model, asked)
-    return found
+        steps += _decoding(family, TRANSFORMERS, model.generate, model, asked)
+    return steps
 
 
 def _prompts(family: str, model: PreTrainedModel, asked: Settings, is_described: bool, note: Note) -> list[Step]:
     """Seconds of a call that reads a prompt and gives one token, by turns."""
-    found = []
+    steps = []
     use = "on" if model.device.type == "cuda" else "auto"  # on a CPU long prompts may be the modules', as for users
     decoder = _decoder(model, use, note if is_described else lambda _: None, cache_tokens=2 * max(asked.prompts))
     for length in asked.prompts:
@@ -244,8 +244,8 @@ def _prompts(family: str, model: PreTrainedModel, asked: Settings, is_described:
                 ids[0, 0] += 1  # no beginning that anybody keeps
                 run = partial(generate, ids, attention_mask=mask, max_new_tokens=1, do_sample=False)
                 best[method] = min(best[method], timed(model.device, run)[1])
-        found += [Step(family, method, 1, length, seconds) for method, seconds in best.items()]
-    return found
+        steps += [Step(family, method, 1, length, seconds) for method, seconds in best.items()]
+    return steps
 
 
 def _decoding(
@@ -260,7 +260,7 @@ def _decoding(
 ) -> list[Step]:
     """Seconds a token of greedy plain decoding, for each number of rows: of pairs of a long and a short call, each
     time in the other order, the median of their differences."""
-    found, pairs = [], max(asked.repeats, PAIRS if model.device.type == "cuda" else 1)
+    steps, pairs = [], max(asked.repeats, PAIRS if model.device.type == "cuda" else 1)
     for rows in batches:
         generator = torch.Generator().manual_seed(1)
         ids = torch.randint(5, 30000, (rows, BEFORE), generator=generator).to(model.device)
@@ -279,8 +279,8 @@ def _decoding(
             order = (many, few) if index % 2 else (few, many)
             seconds = {tokens: call(tokens) for tokens in order}
             differences.append(seconds[many] - seconds[few])
-        found.append(Step(family, method, rows, 1, median(differences) / (many - few), pairs=pairs))
-    return found
+        steps.append(Step(family, method, rows, 1, median(differences) / (many - few), pairs=pairs))
+    return steps
 
 
 class StoredModels(NamedTuple):
@@ -343,8 +343,8 @@ def _stored_steps(family: str, models: StoredModels, asked: Settings, is_describ
 
 
 def _calls(family: str, model: PreTrainedModel, asked: Settings, is_described: bool, note: Note) -> list[Step]:
-    found = []
-    own = _decoder(model, "on" if is_described else "off", note).generate
-    for method, generate in ((DECODE, own), (GENERATE, model.generate)):
-        found += _decoding(family, method, generate, model, asked, (1,), CPU_FEW, CPU_MANY)
-    return found
+    steps = []
+    decode = _decoder(model, "on" if is_described else "off", note).generate
+    for method, generate in ((DECODE, decode), (GENERATE, model.generate)):
+        steps += _decoding(family, method, generate, model, asked, (1,), CPU_FEW, CPU_MANY)
+    return steps

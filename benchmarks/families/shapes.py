@@ -119,11 +119,12 @@ OWN_NAMES = {"codegen", "gptj", "gpt2", "gpt_bigcode"}  # configurations with na
 def build(kind: str, device: torch.device, context: int = 2048) -> PreTrainedModel:
     """A random model of one family: in bfloat16 on a GPU, in float32 elsewhere."""
     is_gpu = device.type == "cuda"
-    own, dtype = (ON_GPU if is_gpu else ON_CPU)[kind], torch.bfloat16 if is_gpu else torch.float32
+    options, dtype = (ON_GPU if is_gpu else ON_CPU)[kind], torch.bfloat16 if is_gpu else torch.float32
     layers, positions = ("n_layer", "n_positions") if kind in OWN_NAMES else (
         "num_hidden_layers", "max_position_embeddings"
     )  # fmt: skip
-    settings = {layers: LAYERS, positions: context, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": None, **own}
+    settings = {layers: LAYERS, positions: context, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": None}
+    settings |= options
     config = AutoConfig.for_model(kind, **settings)
     torch.manual_seed(0)
     torch.set_default_dtype(dtype)

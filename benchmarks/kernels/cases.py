@@ -97,8 +97,8 @@ def inputs(case: Case, device: torch.device) -> Inputs:
     noise = torch.randn(shape, generator=generator, device=device)[:, :-1]
     drafted = (logits[:, :-1].float() + NOISE * noise).to(dtype)
     del noise
-    own = SamplingParams(temperature=1.0, top_k=case.top_k, top_p=case.top_p)
-    params = LawParams.stack([own] * case.batch, device)
+    row_params = SamplingParams(temperature=1.0, top_k=case.top_k, top_p=case.top_p)
+    params = LawParams.stack([row_params] * case.batch, device)
     u = torch.rand(case.batch, case.length, generator=generator, device=device, dtype=torch.float64)
     drawn = [ops.sample(drafted[:, i], params, u[:, i]) for i in range(case.length)]
     tokens = torch.stack([each.tokens for each in drawn], dim=1)

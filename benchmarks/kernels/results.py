@@ -89,8 +89,8 @@ def _tables(results: KernelResults) -> tuple[Table, ...]:
     )  # fmt: skip
     rows = tuple(_row(results, each) for each in results.measurements)
     swept = (
-        Table(f"Other tile sizes: {name}", ("change", "graph"), tuple((k, _us(v)) for k, v in found.items()))
-        for name, found in results.sweep.items()
+        Table(f"Other tile sizes: {name}", ("change", "graph"), tuple((k, _us(v)) for k, v in changes.items()))
+        for name, changes in results.sweep.items()
     )
     return (Table("Verification, logits to tokens: microseconds", headings, rows), *swept)
 

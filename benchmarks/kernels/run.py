@@ -108,16 +108,16 @@ def compile_some(part: int, parts: int, sweep: bool) -> None:
             for value in VALUES[name]
         ]
     for case, tuning in jobs[part::parts]:
-        given = inputs(case, torch.device("cuda"))
-        _tried(lambda given=given, case=case, tuning=tuning: _judge(given, case, tuning) and 0.0)
-        del given
+        tensors = inputs(case, torch.device("cuda"))
+        _tried(lambda tensors=tensors, case=case, tuning=tuning: _judge(tensors, case, tuning) and 0.0)
+        del tensors
         torch.cuda.empty_cache()
 
 
-def _judge(given: Inputs, case: Case, tuning: Any) -> bool:
+def _judge(tensors: Inputs, case: Case, tuning: Any) -> bool:
     from forerun.kernels.verify import verify
 
-    verify.verify_packed(given.target, given.draft, RULES[case.rule], given.keys, tuning=tuning)
+    verify.verify_packed(tensors.target, tensors.draft, RULES[case.rule], tensors.keys, tuning=tuning)
     return True
 
 
@@ -126,18 +126,18 @@ def replayed(case: Case) -> float:
     """Microseconds of one verification in a captured graph."""
     from forerun.kernels.verify import verify
 
-    given, rule = inputs(case, torch.device("cuda")), RULES[case.rule]
-    return _graph_time(lambda: verify.verify_packed(given.target, given.draft, rule, given.keys))
+    tensors, rule = inputs(case, torch.device("cuda")), RULES[case.rule]
+    return _graph_time(lambda: verify.verify_packed(tensors.target, tensors.draft, rule, tensors.keys))
 
 
 @torch.inference_mode()
 def measure(case: Case, graph: float) -> Measurement:
     from forerun.kernels.verify import verify
 
-    given, rule = inputs(case, torch.device("cuda")), RULES[case.rule]
-    ours = times(lambda: verify.verify_packed(given.target, given.draft, rule, given.keys), graph)
-    divergence = _divergence(given) if case.rule == "sigmoid" else None
-    theirs = _transformers(given) if case.batch == 1 and case.rule == "token" and _is_plain(case) else None
+    tensors, rule = inputs(case, torch.device("cuda")), RULES[case.rule]
+    ours = times(lambda: verify.verify_packed(tensors.target, tensors.draft, rule, tensors.keys), graph)
+    divergence = _divergence(tensors) if case.rule == "sigmoid" else None
+    theirs = _transformers(tensors) if case.batch == 1 and case.rule == "token" and _is_plain(case) else None
     torch.cuda.empty_cache()
     return Measurement(case, ours, theirs, divergence)
 
@@ -148,16 +148,17 @@ def sweep_case(case: Case, names: Sequence[str]) -> dict[str, float]:
     from forerun.kernels.tuning import TUNING
     from forerun.kernels.verify import verify
 
-    given, rule = inputs(case, torch.device("cuda")), RULES[case.rule]
+    tensors, rule = inputs(case, torch.device("cuda")), RULES[case.rule]
 
     def time_with(tuning: Any) -> float:
-        return _graph_time(lambda: verify.verify_packed(given.target, given.draft, rule, given.keys, tuning=tuning))
+        work = partial(verify.verify_packed, tensors.target, tensors.draft, rule, tensors.keys, tuning=tuning)
+        return _graph_time(work)
 
-    found = {"as it is": time_with(TUNING)}
+    seconds = {"as it is": time_with(TUNING)}
     for name in names:
         for value in VALUES[name]:
-            found[f"{name}={value}"] = _tried(lambda n=name, v=value: time_with(replace(TUNING, **{n: v})))
-    return found
+            seconds[f"{name}={value}"] = _tried(lambda n=name, v=value: time_with(replace(TUNING, **{n: v})))
+    return seconds
 
 
 def _graph_time(work: Work) -> float:
@@ -177,19 +178,19 @@ def _is_plain(case: Case) -> bool:
     return case.top_k == 0 and case.top_p == 1 and case.dtype == "float32" and case.kept
 
 
-def _transformers(given: Inputs) -> Times:
+def _transformers(tensors: Inputs) -> Times:
     from transformers.generation import utils
 
     function: Any = utils._speculative_sampling
     more = {"is_done_candidate": False} if "is_done_candidate" in inspect.signature(function).parameters else {}
-    tokens, length = given.draft.tokens, given.draft.width
-    return times(lambda: function(tokens, given.drafted, length, given.logits, **more))
+    tokens, length = tensors.draft.tokens, tensors.draft.width
+    return times(lambda: function(tokens, tensors.drafted, length, tensors.logits, **more))
 
 
-def _divergence(given: Inputs) -> float:
+def _divergence(tensors: Inputs) -> float:
     """Of a round's first token, the mean over rows."""
     from forerun.math.lossy import total_variation
 
-    first = torch.zeros(1, dtype=torch.int64, device=given.logits.device).expand(len(given.draft.lengths))
-    emitted = SIGMOID.emitted_law(given.target, given.draft.law, first)
-    return float(total_variation(emitted, given.target.at(first)).mean())
+    first = torch.zeros(1, dtype=torch.int64, device=tensors.logits.device).expand(len(tensors.draft.lengths))
+    emitted = SIGMOID.emitted_law(tensors.target, tensors.draft.law, first)
+    return float(total_variation(emitted, tensors.target.at(first)).mean())

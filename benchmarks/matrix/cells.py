@@ -149,39 +149,39 @@ def cells(batches: Sequence[int] = (1, 8), contexts: Sequence[int] = (128, 3072)
 
 
 def _drafters(batches: Sequence[int]) -> list[Cell]:
-    made = []
+    drafted = []
     for batch in batches:
         plain, model = f"{PLAIN}, {batch}", f"{MODEL}, auto, {batch}"
-        made.append(Cell(plain, PLAIN, 0, batch=batch))
-        made.append(Cell(model, MODEL, "auto", batch=batch, base=plain, most=1.0))
-        made += [
+        drafted.append(Cell(plain, PLAIN, 0, batch=batch))
+        drafted.append(Cell(model, MODEL, "auto", batch=batch, base=plain, most=1.0))
+        drafted += [
             Cell(f"{name}, auto, {batch}", name, "auto", batch=batch, base=plain, most=AUTO_MOST)
             for name in NEVER_SLOWER
         ]
-        made += [
+        drafted += [
             Cell(f"lookup, {name}, auto, {batch}", f"lookup, {name}", "auto", batch=batch,
                  base=f"{name}, auto, {batch}", most=1.05, plain=plain)
             for name in ((MODEL, TREE) if batch == 1 else (MODEL,))
         ]  # fmt: skip
-        made += [
+        drafted += [
             Cell(f"{name}, {DRAFTED} drafted, {batch}", name, batch=batch, base=plain, per_round=True,
                  most_milliseconds=limit if batch == 1 else None)
             for name, limit in LIMITS.items()
         ]  # fmt: skip
-    return made
+    return drafted
 
 
 def _options(batches: Sequence[int]) -> list[Cell]:
-    made = []
+    with_options = []
     for batch in batches:
         base = f"{MODEL}, {DRAFTED} drafted, {batch}"
-        made.append(Cell(base, MODEL, batch=batch))
-        made += [
+        with_options.append(Cell(base, MODEL, batch=batch))
+        with_options += [
             Cell(f"{name}, {batch}", MODEL, batch=batch, option=name, base=base, most=1.10, per_round=True)
             for name in OPTIONS
             if name != "python processor"
         ]
-    return made
+    return with_options
 
 
 def _others_options() -> list[Cell]:
@@ -215,15 +215,15 @@ def _mixed() -> list[Cell]:
 
 
 def _contexts(contexts: Sequence[int]) -> list[Cell]:
-    made = []
+    by_context = []
     for context in contexts[1:]:
         plain = f"{PLAIN}, {context} tokens before"
-        made.append(Cell(plain, PLAIN, 0, context=context))
-        made += [
+        by_context.append(Cell(plain, PLAIN, 0, context=context))
+        by_context += [
             Cell(f"{name}, {context} tokens before", name, "auto", context=context, base=plain, most=most)
             for name, most in ((MODEL, 1.0), ("lookup", 1.03))
         ]
-    return made
+    return by_context
 
 
 def sampling(request: Request) -> SamplingParams:

@@ -33,11 +33,11 @@ def _tables(results: NarrowResults, wide: str) -> tuple[Table, ...]:
     def row(scheme: str, as_shares: bool) -> tuple[str, ...]:
         cells = []
         for what in kinds:
-            own, other = results.seconds(scheme, what), results.seconds(wide, what)
-            if own is None or (as_shares and other is None):
+            seconds, other = results.seconds(scheme, what), results.seconds(wide, what)
+            if seconds is None or (as_shares and other is None):
                 cells.append(NOTHING)
             else:
-                cells.append(f"{own / other:.2f}" if as_shares and other else f"{1e3 * own:.2f}")
+                cells.append(f"{seconds / other:.2f}" if as_shares and other else f"{1e3 * seconds:.2f}")
         return (scheme, f"{results.weight_bytes[scheme] / 1e9:.2f}", *cells)
 
     times = Table("Milliseconds of a pass, a prompt, a token", headings, tuple(row(s, False) for s in schemes))
@@ -58,7 +58,7 @@ def _figure(results: NarrowResults, wide: str) -> Figure | None:
     series = []
     for scheme in others:
         pairs = [(results.seconds(scheme, what), results.seconds(wide, what)) for what in kinds]
-        shares = {place: own / other for place, (own, other) in enumerate(pairs) if own and other}
+        shares = {place: narrow / other for place, (narrow, other) in enumerate(pairs) if narrow and other}
         if shares:
             series.append(Series(scheme, tuple(map(float, shares)), tuple(shares.values()), kind="bars"))
     if not series:
@@ -76,8 +76,8 @@ def _keys(results: NarrowResults) -> tuple[Table, ...]:
     kinds, whats = (
         list(dict.fromkeys(names)) for names in zip(*((t.scheme, t.what) for t in results.keys), strict=True)
     )
-    found = {(timing.scheme, timing.what): timing.seconds for timing in results.keys}
-    rows = tuple((kind, *(f"{1e6 * found[kind, what]:.1f}" for what in whats)) for kind in kinds)
+    seconds = {(timing.scheme, timing.what): timing.seconds for timing in results.keys}
+    rows = tuple((kind, *(f"{1e6 * seconds[kind, what]:.1f}" for what in whats)) for kind in kinds)
     return (Table("Attention of one layer, one row, 32 heads of 128, microseconds", ("keys", *whats), rows),)
 
 

@@ -141,8 +141,8 @@ def _decoding(scheme: str, models: Models, repeats: int, results: NarrowResults)
         best = min(calls, key=lambda call: call.all)
         rounds = sum(call.row_passes for call in calls)
         what = f"{bits} bits of its own, {batch}" if bits else f"{method}, {batch}"
-        made = sum(call.tokens for call in calls) / rounds if rounds else None
-        results.timings.append(Timing(scheme, what, best.all, made))
+        tokens_a_round = sum(call.tokens for call in calls) / rounds if rounds else None
+        results.timings.append(Timing(scheme, what, best.all, tokens_a_round))
 
     for method in (PLAIN, DRAFTED):
         for batch in BATCHES:

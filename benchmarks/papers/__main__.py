@@ -31,7 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def parser() -> argparse.ArgumentParser:
     listed = "\n".join(f"  {name:<10} {table.title} (about {table.minutes:g} min)" for name, table in TABLES.items())
-    found = argparse.ArgumentParser(
+    options = argparse.ArgumentParser(
         prog="python -m benchmarks.papers",
         description="Make tables and figures of the papers again on your own machine:\n\n"
         f"{listed}\n  {'page':<10} docs/papers.md and its pictures, from the records\n\n"
@@ -41,17 +41,17 @@ def parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     names = (*TABLES, "page")
-    found.add_argument("tables", choices=names, metavar="TABLE", nargs="+", help="one or more, made in this order")
-    found.add_argument("--pair", choices=PAIRS, default="embedded", help="models to use (default: embedded)")
-    found.add_argument("--target", "-m", help="a model of your own instead: Hub name, folder or .gguf file")
-    found.add_argument("--draft", "-d", help="a draft model for --target; without one, lookup and n-grams draft")
-    found.add_argument("--device", help="cpu or cuda (default: cpu for the embedded model, else a GPU)")
-    found.add_argument("--quick", action="store_true", help="does it work? A minute, and its figures say nothing")
-    found.add_argument("--seed", type=int, default=0)
-    found.add_argument("--output", type=Path, help="this file for the record of a single table, without a picture")
-    found.add_argument("--update", action="store_true", help="replace the record and the picture that the page shows")
-    found.add_argument("--partial", action="store_true", help="page: mark tables that have no record yet")
-    return found
+    options.add_argument("tables", choices=names, metavar="TABLE", nargs="+", help="one or more, made in this order")
+    options.add_argument("--pair", choices=PAIRS, default="embedded", help="models to use (default: embedded)")
+    options.add_argument("--target", "-m", help="a model of your own instead: Hub name, folder or .gguf file")
+    options.add_argument("--draft", "-d", help="a draft model for --target; without one, lookup and n-grams draft")
+    options.add_argument("--device", help="cpu or cuda (default: cpu for the embedded model, else a GPU)")
+    options.add_argument("--quick", action="store_true", help="does it work? A minute, and its figures say nothing")
+    options.add_argument("--seed", type=int, default=0)
+    options.add_argument("--output", type=Path, help="this file for the record of a single table, without a picture")
+    options.add_argument("--update", action="store_true", help="replace the record and the picture that the page shows")
+    options.add_argument("--partial", action="store_true", help="page: mark tables that have no record yet")
+    return options
 
 
 def make_tables(asked: argparse.Namespace) -> None:

@@ -70,11 +70,11 @@ def score(pair: Pair, text: Text) -> Scored:
 def alpha(pair: Pair, drafter: Drafter, scored: Sequence[Scored], temperature: float) -> Alpha:
     """Of the first token of a draft, at every place of the texts that the target chose."""
     overlaps = torch.cat([overlap(pair, drafter, text, temperature) for text in scored])
-    heard = overlaps[~overlaps.isnan()].double().clamp(max=1.0)  # sums of float32 may round above it
-    if not len(heard):
+    known = overlaps[~overlaps.isnan()].double().clamp(max=1.0)  # sums of float32 may round above it
+    if not len(known):
         return Alpha(0.0, 0.0, len(overlaps), 0.0)
-    error = float(heard.std()) / len(heard) ** 0.5 if len(heard) > 1 else 0.0
-    return Alpha(float(heard.mean()), error, len(overlaps), len(heard) / len(overlaps))
+    error = float(known.std()) / len(known) ** 0.5 if len(known) > 1 else 0.0
+    return Alpha(float(known.mean()), error, len(overlaps), len(known) / len(overlaps))
 
 
 @torch.inference_mode()
@@ -110,12 +110,13 @@ def head_law(target: Any, drafter: FeatureHead, scored: Scored, temperature: flo
     """[n, V] of a first guess: it reads the target's true features up to the token before the last."""
     head, chosen = drafter.trunk.head, drafter.trunk.ids
     pairs = head.inputs(target.get_input_embeddings()(scored.ids[:, 1:]), scored.features[:, :-1])
-    made = head.body(inputs_embeds=pairs, use_cache=False).last_hidden_state[0]
-    made = made[scored.before.start - 1 : scored.before.stop - 1]  # entry i stands for the feature of token i + 1
+    features = head.body(inputs_embeds=pairs, use_cache=False).last_hidden_state[0]
+    # Entry i stands for the feature of token i + 1.
+    features = features[scored.before.start - 1 : scored.before.stop - 1]
     weight = target.get_output_embeddings().weight
     if chosen is None:
-        return law(made @ weight.T, temperature)
-    said = law(made @ weight[chosen].T, temperature)
+        return law(features @ weight.T, temperature)
+    said = law(features @ weight[chosen].T, temperature)
     return said.new_zeros(len(said), len(weight)).index_copy_(1, chosen, said)
 
 

@@ -141,8 +141,8 @@ def mean(record: Record, key: str, method: str, batch: int, drafter: str | None 
     """Over the prompts; None where it was not measured."""
     drafter = drafter or record.settings["draft"]
     wanted = (method, batch, drafter)
-    found = [r[key] for r in record.details["rows"] if (r["method"], r["batch"], r["drafter"]) == wanted]
-    return fmean(found) if found else None
+    values = [r[key] for r in record.details["rows"] if (r["method"], r["batch"], r["drafter"]) == wanted]
+    return fmean(values) if values else None
 
 
 def batches_of(record: Record) -> list[int]:
@@ -202,8 +202,8 @@ def _latency(record: Record) -> list[str]:
         plain = mean(record, "all", PLAIN, batch)
         assert plain is not None
         for method in (PLAIN, BASS, AUTO):
-            found = [mean(record, key, method, batch) for key in LATENCIES]
-            cells = [f"{ms(value)} ({times(plain / value)})" for value in found if value is not None]
+            latencies = [mean(record, key, method, batch) for key in LATENCIES]
+            cells = [f"{ms(value)} ({times(plain / value)})" for value in latencies if value is not None]
             rows.append((str(batch), method, *cells))
     return markdown(("batch", "method", *LATENCIES), rows)
 
@@ -255,8 +255,8 @@ def _verdict(record: Record) -> list[str]:
 
 def _wins(record: Record, method: str, batches: Sequence[int], others: Sequence[str]) -> int:
     """Batches in which the method's first row is no later than that of all `others`."""
-    own = {batch: _value(record, "first", method, batch) for batch in batches}
-    return sum(all(own[b] <= _value(record, "first", other, b) for other in others) for b in batches)
+    firsts = {batch: _value(record, "first", method, batch) for batch in batches}
+    return sum(all(firsts[b] <= _value(record, "first", other, b) for other in others) for b in batches)
 
 
 def _reason(gains: Sequence[float], on_gpu: bool) -> str:
@@ -286,6 +286,6 @@ def _speed(record: Record, method: str, batch: int) -> float:
 
 
 def _value(record: Record, key: str, method: str, batch: int) -> float:
-    found = mean(record, key, method, batch)
-    assert found is not None
-    return found
+    value = mean(record, key, method, batch)
+    assert value is not None
+    return value

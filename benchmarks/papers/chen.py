@@ -97,7 +97,7 @@ def sweep(
             decoder.engine.policy = Constant(length)
             keywords = {"max_new_tokens": tokens, "seed": seed, **sampling}
             traces[length].append(decode(decoder, [item.tokens], **keywords))
-    return {str(length): summary(pair, task, found) for length, found in traces.items()}
+    return {str(length): summary(pair, task, of_length) for length, of_length in traces.items()}
 
 
 def summary(pair: Pair, task: Task, traces: Sequence[Trace]) -> dict[str, Any]:
@@ -125,14 +125,14 @@ def resampled(traces: Sequence[Trace], draws: int = DRAWS, seed: int = 0) -> lis
     Prompts first, then rounds: what differs between prompts stays in the spread.
     """
     numbers = np.random.default_rng(seed)
-    found = []
+    seconds = []
     for _ in range(draws):
         rounds = traces[int(numbers.integers(len(traces)))].rounds
         drawn = numbers.integers(len(rounds), size=TOKENS)
         gained = np.cumsum([sum(rounds[i].gained.values()) for i in drawn])
         needed = int(np.searchsorted(gained, TOKENS)) + 1
-        found.append(sum(rounds[i].seconds for i in drawn[:needed]))
-    return found
+        seconds.append(sum(rounds[i].seconds for i in drawn[:needed]))
+    return seconds
 
 
 def swept_of(record: Record) -> list[str]:
@@ -140,9 +140,9 @@ def swept_of(record: Record) -> list[str]:
     return list(record.details)[:NUM_SWEPT]
 
 
-def best(found: Mapping[str, Any]) -> int:
+def best(by_length: Mapping[str, Any]) -> int:
     """The draft length of the least time a token."""
-    return int(min(found, key=lambda length: found[length]["seconds_per_token"]))
+    return int(min(by_length, key=lambda length: by_length[length]["seconds_per_token"]))
 
 
 def figure(record: Record) -> Figure:
@@ -182,9 +182,9 @@ def render(record: Record) -> list[str]:
 
 def _table1(record: Record) -> list[str]:
     rows = []
-    for name, found in record.details.items():
-        plain = found["0"]
-        for title, entry in (("plain", plain), (f"draft length {TABLE_LENGTH}", found[str(TABLE_LENGTH)])):
+    for name, by_length in record.details.items():
+        plain = by_length["0"]
+        for title, entry in (("plain", plain), (f"draft length {TABLE_LENGTH}", by_length[str(TABLE_LENGTH)])):
             speed = plain["seconds_per_token"] / entry["seconds_per_token"]
             rows.append((name, title, rate(entry["score"]), ms(entry["seconds_per_token"]), times(speed)))
     return markdown(("task", "decoding", "ROUGE-2", "ms a token", "speed-up"), rows)
@@ -210,8 +210,8 @@ def _figure1(record: Record) -> list[str]:
 
 def _verdict(record: Record) -> list[str]:
     swept = [record.details[name] for name in swept_of(record)]
-    widest = [max(found, key=lambda length: found[length]["resampled"]["sd"]) for found in swept]
-    falls = all(_falls([e["acceptance_rate_chen"] for e in list(found.values())[1:]]) for found in swept)
+    widest = [max(by_length, key=lambda length: by_length[length]["resampled"]["sd"]) for by_length in swept]
+    falls = all(_falls([e["acceptance_rate_chen"] for e in list(by_length.values())[1:]]) for by_length in swept)
     grows, plain = slope(swept[0]), float(swept[0]["0"]["loop"]["mean"])
     return sentences(
         f"**Best length.** The paper's optimum on XSum is 3, later on HumanEval; here it is {best(swept[0])} and "
@@ -227,11 +227,11 @@ def _verdict(record: Record) -> list[str]:
     )
 
 
-def _why(found: Mapping[str, Any], grows: float, plain: float) -> str:
+def _why(by_length: Mapping[str, Any], grows: float, plain: float) -> str:
     """What keeps drafts short, if anything does."""
     if grows < 0.2 * plain:
         return "That is little, as in the paper, so long drafts may pay."
-    scoring, drafting = (_phase_slope(found, phase) for phase in ("score", "draft"))
+    scoring, drafting = (_phase_slope(by_length, phase) for phase in ("score", "draft"))
     if scoring > drafting:
         return (
             f"{scoring / grows:.0%} of that is scoring, which the paper can neglect and a processor that calculates as "
@@ -240,17 +240,17 @@ def _why(found: Mapping[str, Any], grows: float, plain: float) -> str:
     return f"{drafting / grows:.0%} of that is drafting: the drafter is dear beside this target."
 
 
-def slope(found: Mapping[str, Any]) -> float:
+def slope(by_length: Mapping[str, Any]) -> float:
     """Seconds a loop grows by a draft token."""
-    return _fit(found, [entry["loop"]["mean"] for entry in found.values()])
+    return _fit(by_length, [entry["loop"]["mean"] for entry in by_length.values()])
 
 
-def _phase_slope(found: Mapping[str, Any], phase: str) -> float:
-    return _fit(found, [entry["phases"][phase] for entry in found.values()])
+def _phase_slope(by_length: Mapping[str, Any], phase: str) -> float:
+    return _fit(by_length, [entry["phases"][phase] for entry in by_length.values()])
 
 
-def _fit(found: Mapping[str, Any], values: Sequence[float]) -> float:
-    return float(np.polyfit([int(length) for length in found], values, 1)[0])
+def _fit(by_length: Mapping[str, Any], values: Sequence[float]) -> float:
+    return float(np.polyfit([int(length) for length in by_length], values, 1)[0])
 
 
 def _falls(values: Sequence[float]) -> bool:

@@ -43,10 +43,10 @@ def measure(setup: Setup, path: Path | None = None, pair: Pair | None = None) ->
     for name, place, form in order:
         steps.step(f"{name} {place + 1}, {form}")
         item = tasks[name].items[place]
-        found = decoders[form].generate(
+        result = decoders[form].generate(
             [list(item.tokens)], max_new_tokens=sizes[name][1], eos_token_id=[], seed=setup.seed + place, **TASKS[name]
         )
-        answer, stats = found.new_tokens[0], found.stats
+        answer, stats = result.new_tokens[0], result.stats
         rows.append({
             "task": name, "item": place, "form": form, "drafted": stats.num_draft_tokens,
             "accepted": stats.num_accepted_tokens, "rounds": stats.rounds, "tokens": len(answer),
@@ -76,9 +76,9 @@ def rounded(pair: Pair) -> Pair:
         return replace(pair, drafters={pair.main: make})
 
     def rounded_head() -> Drafter:
-        made: Any = make()
-        quantise(made.trunk.head.body, INTEGERS, pair.main)
-        return made
+        head: Any = make()
+        quantise(head.trunk.head.body, INTEGERS, pair.main)
+        return head
 
     return replace(pair, drafters={pair.main: rounded_head})
 
@@ -89,10 +89,10 @@ def rows_of(record: Record, task: str, form: str) -> list[dict[str, Any]]:
 
 def shares(record: Record, task: str, key: str, of: str) -> tuple[Estimate, Estimate, Estimate]:
     """`key` / `of` over all prompts in both forms, and INT8's less float32's; intervals over prompts."""
-    own = [rows_of(record, task, form) for form in FORMS]
-    values = [[row[key] / max(row[of], 1) for row in rows] for rows in own]
-    found = compare(*values)
-    return found.plain, found.speculative, found.difference
+    by_form = [rows_of(record, task, form) for form in FORMS]
+    values = [[row[key] / max(row[of], 1) for row in rows] for rows in by_form]
+    estimates = compare(*values)
+    return estimates.plain, estimates.speculative, estimates.difference
 
 
 def scores(record: Record, task: str, key: str) -> tuple[Estimate, Estimate, Estimate] | None:
@@ -100,8 +100,8 @@ def scores(record: Record, task: str, key: str) -> tuple[Estimate, Estimate, Est
     values = [[row.get(key) for row in rows_of(record, task, form)] for form in FORMS]
     if any(value is None for side in values for value in side):
         return None
-    found = compare(*values)
-    return found.plain, found.speculative, found.difference
+    estimates = compare(*values)
+    return estimates.plain, estimates.speculative, estimates.difference
 
 
 def agreement(record: Record) -> float:
@@ -119,9 +119,9 @@ def figure(record: Record) -> Figure:
     places = (0.0, 1.0)
     series = []
     for index, (form, colour) in enumerate(zip(FORMS, (BLUE, RED), strict=True)):
-        found = [shares(record, task, "accepted", "drafted")[index] for task in TASKS]
-        errors = tuple(0.0 if each.high is None else each.high - each.value for each in found)
-        values = tuple(each.value for each in found)
+        shown = [shares(record, task, "accepted", "drafted")[index] for task in TASKS]
+        errors = tuple(0.0 if each.high is None else each.high - each.value for each in shown)
+        values = tuple(each.value for each in shown)
         series.append(Series(form, places, values, "bars", colour, error=errors, values="%.2f"))
     panel = Panel("drafts of four tokens; bars: 95 %", "", "accepted / drafted", tuple(series), places, tuple(TASKS))
     return paper_figure("Target and draft in INT8", record, panel)
@@ -133,28 +133,28 @@ def render(record: Record) -> list[str]:
         lines = {"accepted / drafted": shares(record, task, "accepted", "drafted"),
                  "tokens a round": shares(record, task, "tokens", "rounds")}  # fmt: skip
         what, key = QUALITY[task]
-        if (found := scores(record, task, key)) is not None:
-            lines[what] = found
+        if (estimates := scores(record, task, key)) is not None:
+            lines[what] = estimates
         rows += [(task, what, *map(_shown, figures)) for what, figures in lines.items()]
     table = markdown(("task", "", *FORMS, "difference"), rows)
     return ["Intervals of 95 % over prompts:", "", *table, "", *_verdict(record)]
 
 
-def _shown(found: Estimate) -> str:
-    if found.low is None or found.high is None:
-        return f"{found.value:.3f}"
-    return f"{found.value:.3f} ({found.low:.3f} to {found.high:.3f})"
+def _shown(estimate: Estimate) -> str:
+    if estimate.low is None or estimate.high is None:
+        return f"{estimate.value:.3f}"
+    return f"{estimate.value:.3f} ({estimate.low:.3f} to {estimate.high:.3f})"
 
 
 def _verdict(record: Record) -> list[str]:
-    found = {task: scores(record, task, key) for task, (_, key) in QUALITY.items()}
+    by_task = {task: scores(record, task, key) for task, (_, key) in QUALITY.items()}
     _, _, change = shares(record, SUMMARIES, "accepted", "drafted")
     told = {True: "cannot be told from float32's", False: "is another one than float32's", None: "is known of too few"}
     qualities = [
         f"{QUALITY[task][0]} in INT8 {told[each[2].holds(0.0)]} here"
         if each[0].value or each[1].value
         else f"{QUALITY[task][0]} is 0 in both forms, which tells nothing: the model is too small for the task"
-        for task, each in found.items()
+        for task, each in by_task.items()
         if each is not None
     ]
     return sentences(

@@ -83,7 +83,7 @@ def _cell(pair: Pair, decoders: Decoders, task: str, temperature: float, setup: 
         for drafter, decoder in decoders.items():
             traces[drafter].append(decode(decoder, [prompt], **keywords))
     plain = traces.pop(None)
-    speeds = {d: _speed(decoders[d], alphas[str(d)], found, plain) for d, found in traces.items()}
+    speeds = {d: _speed(decoders[d], alphas[str(d)], drafted, plain) for d, drafted in traces.items()}
     return {"task": task, "temperature": temperature, "alpha": alphas, "speed": speeds}
 
 
@@ -103,9 +103,9 @@ def choose_lengths(
 
 def own_texts(pair: Pair, prompts: Sequence[Sequence[int]], tokens: int, temperature: float, seed: int) -> list[Text]:
     """What the target says by itself, decoded together."""
-    found = decode(pair.decoder(None), prompts, max_new_tokens=tokens, temperature=temperature, seed=seed)
+    trace = decode(pair.decoder(None), prompts, max_new_tokens=tokens, temperature=temperature, seed=seed)
     return [
-        Text((*prompt, *output), len(prompt)) for prompt, output in zip(prompts, found.result.new_tokens, strict=True)
+        Text((*prompt, *output), len(prompt)) for prompt, output in zip(prompts, trace.result.new_tokens, strict=True)
     ]
 
 
@@ -233,9 +233,9 @@ def _table3(record: Record) -> list[str]:
     return markdown(headings, [(d, *(_shown(cell["alpha"][d]) for cell in cells)) for d in cells[0]["alpha"]])
 
 
-def _shown(found: Mapping[str, Any]) -> str:
-    spoke = "" if found["spoke"] > 0.995 else f" (drafts at {found['spoke']:.0%})"
-    return f"{found['mean']:.2f} ± {found['error']:.2f}{spoke}"
+def _shown(alpha: Mapping[str, Any]) -> str:
+    spoke = "" if alpha["spoke"] > 0.995 else f" (drafts at {alpha['spoke']:.0%})"
+    return f"{alpha['mean']:.2f} ± {alpha['error']:.2f}{spoke}"
 
 
 def _verdict(record: Record) -> list[str]:
@@ -272,5 +272,5 @@ def _off(rows: Sequence[Mapping[str, Any]], key: str) -> float:
 
 
 def _mean_alpha(cells: Sequence[Mapping[str, Any]], temperature: float) -> float:
-    found = [a["mean"] for cell in cells if cell["temperature"] == temperature for a in cell["alpha"].values()]
-    return float(np.mean(found))
+    alphas = [a["mean"] for cell in cells if cell["temperature"] == temperature for a in cell["alpha"].values()]
+    return float(np.mean(alphas))

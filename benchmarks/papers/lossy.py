@@ -62,8 +62,8 @@ def surprise(target: Any, prompt: Sequence[int], output: Sequence[int]) -> float
     """Mean -log p of a text under the target, in nats a token: word salad surprises, text of the target's own less."""
     ids = torch.tensor([[*prompt, *output]], device=target.device)
     logits = target(ids, use_cache=False).logits[0, len(prompt) - 1 : -1].float()
-    own = torch.log_softmax(logits, dim=-1).gather(1, ids[0, len(prompt) :, None])
-    return -float(own.mean())
+    log_p = torch.log_softmax(logits, dim=-1).gather(1, ids[0, len(prompt) :, None])
+    return -float(log_p.mean())
 
 
 def rouge1(work: Work, outputs: Sequence[Sequence[int]]) -> float | None:
@@ -83,10 +83,10 @@ def divergences(work: Work, rules: Sequence[LossyRule], length: int, prompts: in
     options = {"tokenizer": work.pair.tokenizer}
     pair = checks.Pair(work.pair.target, work.pair.drafters[work.pair.main](), length, options=options)
     params = SamplingParams(**work.sampling)
-    found = measure_divergence(
+    by_rule = measure_divergence(
         pair, work.task.prompts[:prompts], rules, params, max_new_tokens=work.tokens, seed=work.seed
     )
-    return {name: divergence.as_dict() for name, divergence in found.items()}
+    return {name: divergence.as_dict() for name, divergence in by_rule.items()}
 
 
 def percent(value: float | None, digits: int = 1) -> str:

@@ -92,5 +92,5 @@ def tables_of(path: Path) -> list[str]:
 
 
 def origin(record: Record) -> list[str]:
-    made = record.provenance
-    return [f"<sub>{made.machine.name}; commit {made.commit or 'unknown'}; {made.date[:10]}.</sub>"]
+    provenance = record.provenance
+    return [f"<sub>{provenance.machine.name}; commit {provenance.commit or 'unknown'}; {provenance.date[:10]}.</sub>"]

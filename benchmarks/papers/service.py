@@ -142,10 +142,10 @@ def figure(record: Record) -> Figure:
 
 def render(record: Record) -> list[str]:
     rows = [
-        (method, str(batch), f"{found['first']:.0%}", f"{found['any']:.0%}", f"{found['finished'] / batch:.0%}")
+        (method, str(batch), f"{counts['first']:.0%}", f"{counts['any']:.0%}", f"{counts['finished'] / batch:.0%}")
         for method in METHODS
         for batch in batches_of(record)
-        for found in (shares(record, method, batch),)
+        for counts in (shares(record, method, batch),)
     ]
     headings = ("method", "sequences", "right, shown first", "right, any finished", "rows finished")
     return [*markdown(headings, rows), "", *_verdict(record)]

@@ -28,9 +28,9 @@ FAMILIES = {"sigmoid, as published": RED, "sigmoid, repaired": ORANGE, "lenient"
 def rules(setup: Setup) -> dict[str, LossyRule]:
     bounds = setup.choose(BOUNDS, (1e3,))
     shares = setup.choose(SHARES, (0.5,))
-    found: list[LossyRule] = [Sigmoid(-b, b, as_published=published) for published in (True, False) for b in bounds]
-    found += [Lenient(share) for share in shares] + [Ensemble(share) for share in shares]
-    return {rule.name: rule for rule in found}
+    lossy: list[LossyRule] = [Sigmoid(-b, b, as_published=published) for published in (True, False) for b in bounds]
+    lossy += [Lenient(share) for share in shares] + [Ensemble(share) for share in shares]
+    return {rule.name: rule for rule in lossy}
 
 
 def measure(setup: Setup, path: Path | None = None, pair: Pair | None = None) -> Record:
@@ -40,11 +40,11 @@ def measure(setup: Setup, path: Path | None = None, pair: Pair | None = None) ->
     work = Work(pair, task, tokens, SAMPLING, setup.seed)
     steps = Steps(len(chosen) + 2)
     steps.step(f"laws of {len(chosen)} rules along {laws} texts of the target")
-    found = divergences(work, list(chosen.values()), LENGTH, laws)
+    by_rule = divergences(work, list(chosen.values()), LENGTH, laws)
     results = {}
     for name, rule in {"token": Rule.TOKEN, **chosen}.items():
         steps.step(f"decoding under {name}")
-        results[name] = {**run(work, rule, LENGTH), "divergence": found[name]}
+        results[name] = {**run(work, rule, LENGTH), "divergence": by_rule[name]}
     steps.end()
     settings = {"draft": pair.main, "draft length": LENGTH, "prompts": prompts, "new tokens": tokens,
                 "texts for the laws": laws, "sampling": SAMPLING, "task": task.source, **pair.about}  # fmt: skip
@@ -91,10 +91,10 @@ def render(record: Record) -> list[str]:
 
 
 def _row(name: str, entry: Mapping[str, Any]) -> tuple[str, ...]:
-    found = entry["divergence"]
+    divergence = entry["divergence"]
     return (
-        family(name), short(name), percent(found["total_variation"]), number(found["kl"]),
-        percent(found["mass_outside_support"]), percent(found["bonus_total_variation"]),
+        family(name), short(name), percent(divergence["total_variation"]), number(divergence["kl"]),
+        percent(divergence["mass_outside_support"]), percent(divergence["bonus_total_variation"]),
         percent(entry["acceptance_rate"], 0), number(entry["tokens_per_call"]), number(entry["rouge1"], 3),
         number(entry["surprise"]),
     )  # fmt: skip

@@ -61,8 +61,8 @@ def corpus(tokenizer: Any) -> tuple[str, list[list[int]]]:
     if path is not None:
         lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
         return f"WikiText-2 {path.name}", tokenizer(lines, add_special_tokens=False)["input_ids"]
-    own = built_in()
-    return own.source, [list(tokens) for tokens in encode(tokenizer, own.items)]
+    texts = built_in()
+    return texts.source, [list(tokens) for tokens in encode(tokenizer, texts.items)]
 
 
 def _xsum(tokenizer: Any, count: int, seed: int) -> Task:

@@ -46,8 +46,8 @@ def measure(setup: Setup, path: Path | None = None, pair: Pair | None = None) ->
         for _, temperature, length, kind, k in (entry for entry in plan if entry[0] == name):
             steps.step(f"{name}: T {temperature:g}, draft length {length}, {kind}, K {k}")
             warm = Work(pair, task, tokens, {"temperature": temperature}, setup.seed)
-            found = run(warm, rule_of(kind, k), length)
-            runs.append({"task": name, "temperature": temperature, "length": length, "kind": kind, "k": k, **found})
+            figures = run(warm, rule_of(kind, k), length)
+            runs.append({"task": name, "temperature": temperature, "length": length, "kind": kind, "k": k, **figures})
     steps.end()
     settings = {"draft": pair.main, "prompts": prompts, "new tokens": tokens, "tasks": sources, **pair.about}
     where = path or record_path("topk", pair.name)
@@ -112,13 +112,13 @@ def _table2(record: Record) -> list[str]:
     shortest = min(entry["length"] for entry in record.details["runs"])
     rows = []
     for k in SIZES:
-        laws = [found[f"topk_importance:{k}"] for found in record.details["laws"].values()]
+        laws = [by_rule[f"topk_importance:{k}"] for by_rule in record.details["laws"].values()]
         for kind in (PUBLISHED, COHERENT):
-            own = chosen(record, temperature=1.0, length=shortest, kind=kind, k=k)
+            runs = chosen(record, temperature=1.0, length=shortest, kind=kind, k=k)
             rows.append((
                 str(k), kind, percent(fmean(law["total_variation"] for law in laws)),
-                percent(mean(own, "acceptance_rate"), 0), number(mean(own, "tokens_per_call")),
-                number(mean(own, "surprise")),
+                percent(mean(runs, "acceptance_rate"), 0), number(mean(runs, "tokens_per_call")),
+                number(mean(runs, "surprise")),
             ))  # fmt: skip
     headings = ("K", "rule", "TV of the first token's law", "accepted / drafted", "tokens a call", "surprise")
     return markdown(headings, rows)
@@ -128,8 +128,8 @@ def _verdict(record: Record) -> list[str]:
     def of(kind: str, key: str) -> float:
         return mean(chosen(record, temperature=1.0, kind=kind, k=MOST), key)
 
-    laws = [found[f"topk_importance:{MOST}"]["total_variation"] for found in record.details["laws"].values()]
-    exact = [found["token"]["total_variation"] for found in record.details["laws"].values()]
+    laws = [by_rule[f"topk_importance:{MOST}"]["total_variation"] for by_rule in record.details["laws"].values()]
+    exact = [by_rule["token"]["total_variation"] for by_rule in record.details["laws"].values()]
     return sentences(
         f"**Acceptance.** The paper's headline, three times the acceptance, is the importance weights choosing tokens "
         f"that pass their own test: {percent(of(PUBLISHED, 'acceptance_rate'), 0)} against "

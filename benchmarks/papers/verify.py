@@ -224,9 +224,9 @@ def render(record: Record) -> list[str]:
 def _costs(record: Record) -> list[str]:
     methods = methods_of(record)
     rows = []
-    for found in zip(*(cost(record, method) for method in methods), strict=True):
-        cells = [f"{ms(row['seconds'], 2)} / {row['peak_bytes'] / 2**20:.1f} / {_bandwidth(row):.2f}" for row in found]
-        rows.append((str(found[0]["draft_length"]), *cells))
+    for costs in zip(*(cost(record, method) for method in methods), strict=True):
+        cells = [f"{ms(row['seconds'], 2)} / {row['peak_bytes'] / 2**20:.1f} / {_bandwidth(row):.2f}" for row in costs]
+        rows.append((str(costs[0]["draft_length"]), *cells))
     headings = ("draft length", *(f"{method}: ms / MiB / GB/s" for method in methods))
     return markdown(headings, rows)
 
@@ -267,7 +267,7 @@ def _verdict(record: Record) -> list[str]:
 
 def _mean_ratio(record: Record, method: str) -> float:
     pairs = zip(cost(record, method), cost(record, TRANSFORMERS), strict=True)
-    ratios = [own["seconds"] / theirs["seconds"] for own, theirs in pairs]
+    ratios = [ours["seconds"] / theirs["seconds"] for ours, theirs in pairs]
     return _average(ratios)
 
 

@@ -36,8 +36,8 @@ def figure(results: Seq2SeqResults) -> Figure:
     """One cluster of bars a pair and batch; the scale is logarithmic, for transformers may be far above."""
     series = []
     for method, (title, colour) in TITLES.items():
-        found = {(m.pair, m.batch): m.milliseconds_a_token for m in results.measurements if m.method == method}
-        drawn = [(float(i), found[where]) for i, where in enumerate(results.places) if where in found]
+        milliseconds = {(m.pair, m.batch): m.milliseconds_a_token for m in results.measurements if m.method == method}
+        drawn = [(float(i), milliseconds[where]) for i, where in enumerate(results.places) if where in milliseconds]
         if drawn:
             x, y = zip(*drawn, strict=True)
             series.append(Series(title, x, y, "bars", colour, values="%.2f"))
@@ -53,11 +53,11 @@ def tables(results: Seq2SeqResults) -> tuple[Table, ...]:
 
 
 def _row(results: Seq2SeqResults, pair: str, batch: int) -> tuple[str, ...]:
-    found = {m.method: m for m in results.measurements if (m.pair, m.batch) == (pair, batch)}
-    plain, drafts, theirs = (_milliseconds(found.get(method)) for method in (PLAIN, DRAFTS, THEIRS))
-    kept = found[DRAFTS].tokens_per_round if DRAFTS in found else None
+    by_method = {m.method: m for m in results.measurements if (m.pair, m.batch) == (pair, batch)}
+    plain, drafts, theirs = (_milliseconds(by_method.get(method)) for method in (PLAIN, DRAFTS, THEIRS))
+    kept = by_method[DRAFTS].tokens_per_round if DRAFTS in by_method else None
     tokens = NOTHING if kept is None else f"{kept:.2f}"
-    encoder = 1e3 * next(iter(found.values())).encoder_seconds
+    encoder = 1e3 * next(iter(by_method.values())).encoder_seconds
     faster, later = (_times(ratio(pair, batch)) for ratio in (results.ratio, results.steady_ratio))
     return (f"{pair}, {batch}", f"{encoder:.1f}", plain, drafts, faster, later, tokens, theirs)
 
@@ -87,10 +87,10 @@ def _goals(results: Seq2SeqResults) -> list[str]:
     """Sentences; nothing where other pairs or a CPU were measured."""
     if results.provenance.machine.gpu is None:
         return []
-    found = [(pair, batch, results.ratio(pair, batch)) for pair, batch in results.places if pair in LARGE]
+    ratios = [(pair, batch, results.ratio(pair, batch)) for pair, batch in results.places if pair in LARGE]
     return [
         f"{pair}, batch {batch}: {ratio:.2f}x plain (goal {'reached' if ratio >= ASKED[batch] else 'missed'}: "
         f"{ASKED[batch]}x)"
-        for pair, batch, ratio in found
+        for pair, batch, ratio in ratios
         if ratio is not None and batch in ASKED
     ]

@@ -66,6 +66,6 @@ class Seq2SeqResults:
         return self._ratio(pair, batch, base, lambda m: m.steady_milliseconds)
 
     def _ratio(self, pair: str, batch: int, base: str, figure: Callable[[Measurement], float | None]) -> float | None:
-        found = {m.method: figure(m) for m in self.measurements if (m.pair, m.batch) == (pair, batch)}
-        theirs, ours = found.get(base), found.get(DRAFTS)
+        figures = {m.method: figure(m) for m in self.measurements if (m.pair, m.batch) == (pair, batch)}
+        theirs, ours = figures.get(base), figures.get(DRAFTS)
         return None if theirs is None or ours is None else theirs / ours

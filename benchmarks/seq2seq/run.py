@@ -43,7 +43,7 @@ def run(asked: Settings, device: torch.device, output: Path, reporter: Reporter,
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     settings = asdict(asked) | {"dtype": str(dtype), "temperature": 1.0}
     origin = provenance(device, command)
-    found: list[Measurement] = []
+    measurements: list[Measurement] = []
     pairs: dict[str, Pair] = {}
 
     def measure_pair(name: str, batch: int) -> None:
@@ -51,10 +51,10 @@ def run(asked: Settings, device: torch.device, output: Path, reporter: Reporter,
             pairs.clear()
             reporter.start(f"building {name}")
             pairs[name] = build(name, asked.alpha, device=device, dtype=dtype)
-        found.extend(_measured(name, pairs[name], batch, asked))
+        measurements.extend(_measured(name, pairs[name], batch, asked))
 
     def save(outcome: TurnsOutcome) -> Record:
-        return make_record(Seq2SeqResults(origin, settings, tuple(found)), outcome.complete).kept(output)
+        return make_record(Seq2SeqResults(origin, settings, tuple(measurements)), outcome.complete).kept(output)
 
     turns = [
         Turn(f"{name}, batch {batch}", partial(measure_pair, name, batch))
@@ -114,9 +114,9 @@ def _repeated(
     for seed in seeds:
         call(tokens, seed)
     calls = [timed(device, partial(call, tokens, seed)) for seed in seeds]
-    traces = [made for made, _ in calls if isinstance(made, Trace)]
+    traces = [output for output, _ in calls if isinstance(output, Trace)]
     later = [trace for trace in traces if trace.rounds]
-    captured = [made.stats.seconds.capture if isinstance(made, Trace) else 0.0 for made, _ in calls]
+    captured = [output.stats.seconds.capture if isinstance(output, Trace) else 0.0 for output, _ in calls]
     return Measurement(
         pair, batch, method, tuple(took - lost for (_, took), lost in zip(calls, captured, strict=True)),
         batch * tokens, encoder, tuple(fmean(trace.latencies()) for trace in later),

@@ -125,13 +125,13 @@ def _figure(measured: Sequence[Measurement], origin: Provenance) -> Figure | Non
     for title, name in (("first token, median", "first_median"), ("each following token, median", "token_median")):
         series = []
         for label, (by, drafts, colour, dashes) in lines.items():
-            found = sorted(
+            points = sorted(
                 (each.streams, 1e3 * getattr(each, name))
                 for each in measured
                 if each.streams is not None and (each.by, each.drafts) == (by, drafts)
             )
-            if found:
-                x, y = zip(*found, strict=True)
+            if points:
+                x, y = zip(*points, strict=True)
                 series.append(Series(label, tuple(map(float, x)), y, colour=colour, dashes=dashes))
         if not series:
             return None
@@ -142,16 +142,16 @@ def _figure(measured: Sequence[Measurement], origin: Provenance) -> Figure | Non
 
 def goals(measured: Sequence[Measurement]) -> Iterator[str]:
     """What was asked, and what came out."""
-    found = {(each.by, each.load, each.drafts): each for each in measured}
-    for (by, load, drafts), each in found.items():
+    by_place = {(each.by, each.load, each.drafts): each for each in measured}
+    for (by, load, drafts), each in by_place.items():
         if by != HTTP or drafts != "on":
             continue
-        if alone := found.get((BARE, load, drafts)):
+        if alone := by_place.get((BARE, load, drafts)):
             factor, more = each.token_median / alone.token_median, each.first_median - alone.first_median
             most = MOST_AT_RATES if each.streams is None else MOST_TPOT
             yield f"{load}: time per token {factor:.3f} of the engine's ({_verdict(factor <= most)}: {most:.2f})"
             yield f"{load}: first token {1e3 * more:+.1f} ms ({_verdict(more <= MOST_FIRST)}: +5)"
-        if plain := found.get((HTTP, load, "off")):
+        if plain := by_place.get((HTTP, load, "off")):
             speed = each.tokens_per_second / plain.tokens_per_second
             yield f"{load}: {speed:.2f} of the tokens a second without drafts ({_verdict(speed >= LEAST_SPEED)}: 0.95)"
             if least := LEAST_GAIN.get(each.streams or 0):

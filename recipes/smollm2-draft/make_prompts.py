@@ -54,11 +54,11 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--most-words", type=int, default=350, help="of a text to be summarised")
     parser.add_argument("--most-passages", type=int, default=4, help="beside one question")
-    given = parser.parse_args()
-    sizes = given.most_words, given.most_passages
-    rows = make_prompts(given.data, given.count, sizes, random.Random(given.seed))
+    options = parser.parse_args()
+    sizes = options.most_words, options.most_passages
+    rows = make_prompts(options.data, options.count, sizes, random.Random(options.seed))
     text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-    given.output.write_text(text, encoding="utf-8")
+    options.output.write_text(text, encoding="utf-8")
     counts = {source: sum(row["source"] == source for row in rows) for source in sorted({r["source"] for r in rows})}
     print(f"{len(rows)} prompts, {len(text.encode()) / 1e6:.1f} MB: {counts}")
 
@@ -72,20 +72,20 @@ def make_prompts(data: Path, count: int, sizes: tuple[int, int], rng: random.Ran
         "summarization": summaries, "rag": passages_with_question, "translation": translations,
         "rewriting": rewriting, "writing": writing, "explanation": explanations, "qa": questions,
     }  # fmt: skip
-    made = {kind: take(makers[kind](corpus, rng), round(rest * share)) for kind, share in SHARES.items()}
-    rows = [{"prompt": p, "source": kind} for kind, prompts in (fixed | made).items() for p in dict.fromkeys(prompts)]
+    drawn = {kind: take(makers[kind](corpus, rng), round(rest * share)) for kind, share in SHARES.items()}
+    rows = [{"prompt": p, "source": kind} for kind, prompts in (fixed | drawn).items() for p in dict.fromkeys(prompts)]
     rng.shuffle(rows)
     return rows
 
 
 def take(prompts: Iterator[str], count: int) -> list[str]:
     """The first `count` different ones, or fewer where the source runs dry (five tries for one)."""
-    found: dict[str, None] = {}
+    chosen: dict[str, None] = {}
     for _ in range(5 * count):
-        if len(found) == count:
+        if len(chosen) == count:
             break
-        found.setdefault(next(prompts))
-    return list(found)
+        chosen.setdefault(next(prompts))
+    return list(chosen)
 
 
 def maths(data: Path, rng: random.Random) -> Iterator[str]:
@@ -181,10 +181,10 @@ def read_corpus(data: Path, rng: random.Random, most_words: int, most_passages: 
     long = [p for text in (*wiki * 3, *wikitext * 3, *web * 3, *books) for p in passages(text, 60, most_words, rng)]
     short = [p for text in (*wiki, *wikitext, *web, *books) for p in passages(text, 25, 80, rng)]
     factual = [*wiki, *wikitext, *web]
-    found = [s for text in factual for s in sentences(text) if 6 <= len(s.split()) <= 30]
+    short_sentences = [s for text in factual for s in sentences(text) if 6 <= len(s.split()) <= 30]
     names = sorted({name for text in factual for name in _names(text)})
     terms = sorted({term for text in (*factual, *books[:2000]) for term in _terms(text)})
-    return Corpus(*(tuple(dict.fromkeys(part)) for part in (long, short, found, names, terms)), most_passages)
+    return Corpus(*(tuple(dict.fromkeys(part)) for part in (long, short, short_sentences, names, terms)), most_passages)
 
 
 def passages(text: str, least: int, most: int, rng: random.Random) -> Iterator[str]:
@@ -207,17 +207,17 @@ def sentences(text: str) -> list[str]:
 
 def _names(text: str) -> Iterator[str]:
     """Capitalised words inside a sentence."""
-    for found in re.finditer(r"(?<=[a-z,] )([A-Z][a-z]{2,}(?: (?:of |the )*[A-Z][a-z]{2,}){0,3})\b", text):
-        if found[1].split()[0] not in STOP_NAMES.split():
-            yield found[1]
+    for name in re.finditer(r"(?<=[a-z,] )([A-Z][a-z]{2,}(?: (?:of |the )*[A-Z][a-z]{2,}){0,3})\b", text):
+        if name[1].split()[0] not in STOP_NAMES.split():
+            yield name[1]
 
 
 def _terms(text: str) -> Iterator[str]:
     """Things that a text names or calls something."""
     cues = r"\b(?:known as|called|termed|such as|types? of|forms? of|theory of|use of|study of|history of|kinds? of)"
     term, end = r"(?:the |a |an )?([a-z]{4,}(?: [a-z]{5,})?)", r"(?=[,.;)]| (?:and|or|in|is|are|was)\b)"
-    for found in re.finditer(f"{cues} {term}{end}", text):
-        yield found[1]
+    for term_match in re.finditer(f"{cues} {term}{end}", text):
+        yield term_match[1]
 
 
 def _wiki(path: Path) -> list[str]:
@@ -229,14 +229,14 @@ def _wiki(path: Path) -> list[str]:
 
 def _wikitext(path: Path) -> list[str]:
     """Paragraphs without headings and unknown words, their punctuation put back."""
-    found = []
+    paragraphs = []
     for line in path.read_text(encoding="utf-8").splitlines():
         if len(line.split()) < 25 or line.strip().startswith("=") or line.count("<unk>") > 1:
             continue
         joined = line.replace(" @-@ ", "-").replace(" @,@ ", ",").replace(" @.@ ", ".").replace(" <unk>", "")
         quoted = re.sub(r' " (.*?) " ', r' "\1" ', joined)
-        found.append(re.sub(r" ([,.;:!?)%]|'s\b|n't\b)", r"\1", quoted).replace("( ", "(").strip())
-    return found
+        paragraphs.append(re.sub(r" ([,.;:!?)%]|'s\b|n't\b)", r"\1", quoted).replace("( ", "(").strip())
+    return paragraphs
 
 
 def _books(path: Path, rng: random.Random, most: int = 12_000) -> list[str]:

@@ -41,11 +41,11 @@ class Transcriber:
 
     def transcribe(self, groups: Iterator[Tensor], copies: int) -> TranscribedWindows:
         """All groups of sound [N, samples], each disturbed in several ways."""
-        found: list[TranscribedWindows] = []
+        windows: list[TranscribedWindows] = []
         for audio in groups:
-            found += self._several_times(audio, copies)
-            self.say(f"  {sum(map(len, found))} windows")
-        return concatenate(found, int(self.model.generation_config.eos_token_id))
+            windows += self._several_times(audio, copies)
+            self.say(f"  {sum(map(len, windows))} windows")
+        return concatenate(windows, int(self.model.generation_config.eos_token_id))
 
     def _several_times(self, audio: Tensor, copies: int) -> Iterator[TranscribedWindows]:
         self.groups += 1

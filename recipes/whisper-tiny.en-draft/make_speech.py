@@ -90,7 +90,7 @@ def _passages(data: Path) -> dict[str, list[list[str]]]:
         ),
         "problems": (json.loads(line)["question"] for line in _lines(data / "gsm8k/train.jsonl")),
     }
-    return {kind: [found for text in texts if (found := _sentences(text))] for kind, texts in kinds.items()}
+    return {kind: [passages for text in texts if (passages := _sentences(text))] for kind, texts in kinds.items()}
 
 
 def _lines(path: Path) -> list[str]:
@@ -163,9 +163,9 @@ def rank(data: Path, count: int = 16384) -> list[int]:
     shares = {token: SHARES["order"] / (token + 300) / ORDER_TOTAL for token in range(LAST_WORD)}
     for kind, texts in kinds.items():
         encoded = tokenizer([" " + text for text in texts], add_special_tokens=False)["input_ids"]
-        found = Counter(token for ids in encoded for token in ids)
-        for token, times in found.items():
-            shares[token] = shares.get(token, 0) + SHARES[kind] * times / found.total()
+        counts = Counter(token for ids in encoded for token in ids)
+        for token, times in counts.items():
+            shares[token] = shares.get(token, 0) + SHARES[kind] * times / counts.total()
     return sorted(shares, key=lambda token: -shares[token])[:count]
 
 

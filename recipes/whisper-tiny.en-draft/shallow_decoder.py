@@ -147,13 +147,13 @@ class Measured:
 
 @torch.no_grad()
 def measure(distillation: Distillation, windows: TranscribedWindows, size: int = 64) -> Measured:
-    found = [distillation.loss_of(windows.pick(rows), measure=True) for rows in _groups(windows, size)]
+    losses = [distillation.loss_of(windows.pick(rows), measure=True) for rows in _groups(windows, size)]
     written = windows.tokens[:, 1:][windows.judged]
-    counts = torch.tensor([float(one.overlap.numel()) for one in found])
-    loss = (torch.tensor([float(one.loss) for one in found]) * counts).sum() / counts.sum()
+    counts = torch.tensor([float(one.overlap.numel()) for one in losses])
+    loss = (torch.tensor([float(one.loss) for one in losses]) * counts).sum() / counts.sum()
     return Measured(
-        acceptance=float(torch.cat([one.overlap[0] for one in found]).mean()),
-        agreement=float(torch.cat([one.agreement[0] for one in found]).mean()),
+        acceptance=float(torch.cat([one.overlap[0] for one in losses]).mean()),
+        agreement=float(torch.cat([one.agreement[0] for one in losses]).mean()),
         coverage=float(torch.isin(written, distillation.student.ids).float().mean()),
         loss=float(loss),
     )
