@@ -207,9 +207,9 @@ def sentences(text: str) -> list[str]:
 
 def _names(text: str) -> Iterator[str]:
     """Capitalised words inside a sentence."""
-    for name in re.finditer(r"(?<=[a-z,] )([A-Z][a-z]{2,}(?: (?:of |the )*[A-Z][a-z]{2,}){0,3})\b", text):
-        if name[1].split()[0] not in STOP_NAMES.split():
-            yield name[1]
+    for name_match in re.finditer(r"(?<=[a-z,] )([A-Z][a-z]{2,}(?: (?:of |the )*[A-Z][a-z]{2,}){0,3})\b", text):
+        if name_match[1].split()[0] not in STOP_NAMES.split():
+            yield name_match[1]
 
 
 def _terms(text: str) -> Iterator[str]:

@@ -307,7 +307,7 @@ def test_layers_that_are_gone_leave_other_ones_to_be_tried() -> None:
     scorer, examine = scorer_of(model, use=Kernels.ON), Examiner(True)
     assert scorer.is_fused
     examine(scorer)
-    first = examine.found
+    first = examine.verdict
     assert examine(scorer) is first
     scorer.body = scorer.modules
     assert examine(scorer) is not first

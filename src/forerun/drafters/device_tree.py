@@ -188,12 +188,12 @@ class _Growth:
 
     def finish(self, number: int) -> Grown:
         """The trees, in the order their nodes came."""
-        found, column = self._in_tree(), torch.arange(self.worths.shape[1], device=self.device)
-        chosen = torch.where(found, column, NOWHERE).sort(dim=1).values[:, :number]
+        in_tree, column = self._in_tree(), torch.arange(self.worths.shape[1], device=self.device)
+        chosen = torch.where(in_tree, column, NOWHERE).sort(dim=1).values[:, :number]
         nodes = chosen.clamp(max=len(column) - 1)
         place = torch.where(chosen < NOWHERE, chosen, len(column))
         rank = torch.arange(place.shape[1], device=self.device).expand_as(place)
         places = pad(torch.zeros_like(self.tokens), (0, 1)).scatter(1, place, rank)
         above = self.parents.gather(1, nodes)
         parents = places.gather(1, above.clamp(min=0)).masked_fill(above < 0, -1)
-        return Grown(self.tokens.gather(1, nodes), parents, found.sum(1), self.laws.gather(1, nodes))
+        return Grown(self.tokens.gather(1, nodes), parents, in_tree.sum(1), self.laws.gather(1, nodes))

@@ -95,8 +95,8 @@ class Growth:
             shares = torch.where(sampled.unsqueeze(-1), sampled_shares(shares), shares)
         tokens = places if self.steps.ids is None else self.steps.ids[places]
         start = len(self.owners)
-        for i, ((b, node), own, worth) in enumerate(zip(parents, tokens.tolist(), shares.tolist(), strict=True)):
-            self._append(b, node, own, worth, start + i)
+        for i, ((b, node), guesses, worth) in enumerate(zip(parents, tokens.tolist(), shares.tolist(), strict=True)):
+            self._append(b, node, guesses, worth, start + i)
         self.owners += [b for b, _ in parents]
         self.logits.append(logits)
 
@@ -147,11 +147,11 @@ class Growth:
         for b, node in level:
             nodes.setdefault(b, []).append(node)
         tokens, parents = [], []
-        for b, own in nodes.items():
+        for b, of_row in nodes.items():
             tree = self.trees[b]
-            tokens.append([tree.nodes[node].token for node in own])
-            parents.append([tree.asked.get(tree.nodes[node].parent, -1) for node in own])
-            tree.asked |= {node: len(tree.asked) + i for i, node in enumerate(own)}
+            tokens.append([tree.nodes[node].token for node in of_row])
+            parents.append([tree.asked.get(tree.nodes[node].parent, -1) for node in of_row])
+            tree.asked |= {node: len(tree.asked) + i for i, node in enumerate(of_row)}
         return self.steps.behind(list(nodes), tokens, parents)
 
     def finish(self) -> Draft:

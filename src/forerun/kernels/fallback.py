@@ -38,9 +38,9 @@ def or_reference(function: Callable[P, T]) -> Callable[P, T]:
                 if not (is_not_built(error) and _is_ours(error.__traceback__)):
                     raise
                 _refuse(name, error)
-        given = signature.bind(*args, **kwargs)
-        given.arguments["use"] = Kernels.OFF
-        return function(*given.args, **given.kwargs)
+        call = signature.bind(*args, **kwargs)
+        call.arguments["use"] = Kernels.OFF
+        return function(*call.args, **call.kwargs)
 
     return chosen
 

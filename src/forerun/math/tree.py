@@ -94,8 +94,8 @@ def ancestors(parents: Tensor, lengths: Tensor, depth: int) -> Tensor:
     """
     column = torch.arange(parents.shape[1] + 1, device=parents.device)
     above = torch.where(column[1:] <= lengths.unsqueeze(-1), parents + 1, column[1:])
-    own = column == column.unsqueeze(-1)
-    seen = own | pad(column == above.unsqueeze(-1), (0, 0, 1, 0))
+    itself = column == column.unsqueeze(-1)
+    seen = itself | pad(column == above.unsqueeze(-1), (0, 0, 1, 0))
     for _ in range((depth - 1).bit_length()):  # each product doubles how far up is seen
         seen = torch.bmm(seen.float(), seen.float()) > 0
     return seen

@@ -127,8 +127,8 @@ def commit() -> str | None:
 def stamp() -> str | None:
     """What a copy of this checkout without its repository is told as FORERUN_COMMIT: the commit, and a digest of the
     code, by which a copy that was changed afterwards is known."""
-    found = commit()
-    return None if found is None else f"{found}:{code_digest(Path(__file__).resolve().parents[1])}"
+    revision = commit()
+    return None if revision is None else f"{revision}:{code_digest(Path(__file__).resolve().parents[1])}"
 
 
 def _told(package: Path) -> str | None:
@@ -144,11 +144,11 @@ def _told(package: Path) -> str | None:
 
 def code_digest(package: Path) -> str:
     """Of all Python files of the package, and of those beside it that measure."""
-    top, found = package.parents[1], hashlib.sha256()
+    top, digest = package.parents[1], hashlib.sha256()
     for folder in (package, *(top / name for name in CODE)):
         for path in sorted(folder.rglob("*.py")):
-            found.update(f"{path.relative_to(top).as_posix()}\n".encode() + path.read_bytes() + b"\0")
-    return found.hexdigest()[:12]
+            digest.update(f"{path.relative_to(top).as_posix()}\n".encode() + path.read_bytes() + b"\0")
+    return digest.hexdigest()[:12]
 
 
 def busy_note(when: str = "began") -> str | None:

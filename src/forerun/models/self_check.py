@@ -59,13 +59,15 @@ def self_check(scorer: Scorer, wanted: bool = True) -> SelfCheck:
         return SelfCheck(Kind.PROVEN)
     try:
         return tried(scorer)
-    except UnsupportedModel as found:
+    except UnsupportedModel as difference:
         if not scorer.is_fused:
             raise
         choose.refuse(scorer.model)
         scorer.renew()
         checked = tried(scorer)
-        warnings.warn(f"the fused layers are not used, and decoding is slower: {found}", ForerunWarning, stacklevel=2)
+        warnings.warn(
+            f"the fused layers are not used, and decoding is slower: {difference}", ForerunWarning, stacklevel=2
+        )
         return checked
 
 
@@ -77,14 +79,14 @@ class Examiner:
         self._wanted = wanted
         self._kinds: frozenset[Any] = frozenset()
         self._bodies: frozenset[type[Body]] = frozenset()
-        self.found: SelfCheck | None = None
+        self.verdict: SelfCheck | None = None
 
     def __call__(self, scorer: Scorer) -> SelfCheck:
         kinds, body = _foreign_kinds(scorer.model), type(scorer.body)
-        if self.found is None or not kinds <= self._kinds or body not in self._bodies:
-            self.found = self_check(scorer, self._wanted)
+        if self.verdict is None or not kinds <= self._kinds or body not in self._bodies:
+            self.verdict = self_check(scorer, self._wanted)
             self._kinds, self._bodies = self._kinds | kinds, self._bodies | {body}
-        return self.found
+        return self.verdict
 
 
 def _is_described(scorer: Scorer) -> bool:
@@ -95,7 +97,7 @@ def _is_described(scorer: Scorer) -> bool:
 def tried(scorer: Scorer) -> SelfCheck:
     """The trial itself; whatever goes wrong in it is a refusal."""
     try:
-        found = compare(scorer)
+        agreement = compare(scorer)
     except UnsupportedModel:
         raise
     except Exception as error:
@@ -103,7 +105,7 @@ def tried(scorer: Scorer) -> SelfCheck:
             f"{type(scorer.model).__name__} could not be tried on a few rows ({kind_and_line(error)}), so Forerun "
             "cannot tell whether it decodes as model.generate does; use model.generate for it"
         ) from error
-    return SelfCheck(Kind.PASSED, found.deviation, found.allowed)
+    return SelfCheck(Kind.PASSED, agreement.deviation, agreement.allowed)
 
 
 def described(model: PreTrainedModel) -> str:
@@ -132,12 +134,12 @@ def _foreign_kinds(model: PreTrainedModel) -> frozenset[Any]:
     Linear layers, quantised or adapted, are let through: what they make of a token depends on nothing else, but with
     torch's dynamic quantisation, which has one scale for all tokens of a call.
     """
-    found = set()
+    kinds = set()
     for module in model.modules():
         kind = type(module)
-        own = plain.own_forward(module)
+        forward = plain.own_forward(module)
         is_linear = hasattr(module, "in_features") and not kind.__module__.startswith("torch.ao.")
         homes = kind.__module__, str(getattr(kind.forward, "__module__", ""))
-        if not is_linear and (own is not None or not all(home.startswith(LIBRARIES) for home in homes)):
-            found.add((kind, kind.forward, own))
-    return frozenset(found)
+        if not is_linear and (forward is not None or not all(home.startswith(LIBRARIES) for home in homes)):
+            kinds.add((kind, kind.forward, forward))
+    return frozenset(kinds)

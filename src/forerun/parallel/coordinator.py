@@ -85,10 +85,10 @@ class Coordinator:
 
     def agree(self, problem: str | None) -> None:
         """Within `run`, whose lock this needs."""
-        found = next(filter(None, (problem, *self.link.receive(rank_timeout()))), None)
-        self.link.send(found)
-        if found is not None:
-            raise NotRecorded(found)
+        obstacle = next(filter(None, (problem, *self.link.receive(rank_timeout()))), None)
+        self.link.send(obstacle)
+        if obstacle is not None:
+            raise NotRecorded(obstacle)
 
     @contextmanager
     def run(self, call: PassCall | RecordedCall, is_over: Callable[[], bool] | None = None) -> Iterator[None]:

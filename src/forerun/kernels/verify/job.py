@@ -66,10 +66,10 @@ class Job:
             logits = self.target.logits
             return Summaries(logits[:1], logits[:1], logits[:1], logits[:1])
         every = self.proposal.logits if self.proposal.kept is None else None
-        made = summarise(self.target, self.draft.lengths, every, self.tuning)
+        summaries = summarise(self.target, self.draft.lengths, every, self.tuning)
         if self.is_cut and every is None and not self.target.is_cut:  # the draft's thresholds are kept, and it has none
-            made = made._replace(threshold=made.peak.new_full((len(made.peak),), -torch.inf))
-        return made
+            summaries = summaries._replace(threshold=summaries.peak.new_full((len(summaries.peak),), -torch.inf))
+        return summaries
 
     def run(self) -> Tensor:
         """Two launches, or three; more where something is cut. The sigmoid rule takes one where nothing is."""

@@ -59,7 +59,7 @@ def verify_packed(target: LogitLaw, draft: Draft, keys: Keys, tuning: Tuning = T
     deepest, width = min(draft.width, tree.depth), min(draft.width, tree.width)
     wanted = Logits(target.logits, target.index[:, :positions], target.params)
     drawn = proposal.logits or wanted
-    made = summarise(wanted, draft.lengths, proposal.logits, tuning)
+    summaries = summarise(wanted, draft.lengths, proposal.logits, tuning)
     num_tiles, nodes = triton.cdiv(wanted.vocab, TILE.value), batch * positions
     out = torch.empty(batch, HEAD.value + deepest, dtype=torch.int64, device=device)
     outcomes = out.new_empty(nodes, OUTCOME.value)
@@ -74,7 +74,7 @@ def verify_packed(target: LogitLaw, draft: Draft, keys: Keys, tuning: Tuning = T
     )  # fmt: skip
     case = TreeCase(
         NODES=max(SMALLEST, triton.next_power_of_2(draft.width)),
-        CHUNKS=triton.next_power_of_2(made.chunks),
+        CHUNKS=triton.next_power_of_2(summaries.chunks),
         ALL=triton.next_power_of_2(num_tiles),
         TILES=min(tuning.node_tiles, triton.next_power_of_2(num_tiles)),
         WIDTH=width,
@@ -86,7 +86,7 @@ def verify_packed(target: LogitLaw, draft: Draft, keys: Keys, tuning: Tuning = T
         GREEDY=wanted.params.any_greedy or drawn.params.any_greedy,
     )
     node_kernel[(batch, positions)](
-        wanted.argument, drawn.argument, *wanted.counts, *drawn.counts, tensors, made, made.chunks,
+        wanted.argument, drawn.argument, *wanted.counts, *drawn.counts, tensors, summaries, summaries.chunks,
         batch * positions, KeyRows(keys.seed, keys.request_id, keys.round, keys.seed), work, deepest,
         CASE=case, **overlapping(device, tuning), num_warps=tuning.node_warps,
     )  # fmt: skip

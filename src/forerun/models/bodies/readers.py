@@ -73,8 +73,8 @@ def why_not(model: PreTrainedModel) -> str | None:
         return reason
     try:
         describe(model)
-    except NotDescribed as found:
-        return str(found)
+    except NotDescribed as error:
+        return str(error)
     return None
 
 

@@ -44,25 +44,25 @@ def compare(scorer: Scorer) -> LogitAgreement:
         return _judge(scorer, done, oracle.alone(), oracle)
 
 
-def _judge(scorer: Scorer, done: Sequence[Scored], own: OracleLogits, oracle: Oracle) -> LogitAgreement:
+def _judge(scorer: Scorer, done: Sequence[Scored], model_logits: OracleLogits, oracle: Oracle) -> LogitAgreement:
     """What this model makes of rounding is measured only where what any model may is not enough."""
-    found = [_deviation(one, own, scorer.model.dtype) for one in done]
+    deviations = [_deviation(one, model_logits, scorer.model.dtype) for one in done]
     limit = surely_allowed(scorer.model)
-    if not all(one <= limit for one in found):  # NaN is no agreement
+    if not all(one <= limit for one in deviations):  # NaN is no agreement
         limit = allowed(oracle.noise, scorer.model)
-    for one, apart in zip(done, found, strict=True):
+    for one, apart in zip(done, deviations, strict=True):
         if not apart <= limit:
             raise UnsupportedModel(
                 f"{type(scorer.model).__name__}: Forerun's logits differ from the model's own in {one.what} (relative "
                 f"deviation {apart:.1e}, rounding may make {limit:.1e}), so its text would be another one; "
                 f"{_remedy(scorer)}"
             )
-    return LogitAgreement(max(found), limit)
+    return LogitAgreement(max(deviations), limit)
 
 
-def _deviation(one: Scored, own: OracleLogits, dtype: torch.dtype) -> float:
+def _deviation(one: Scored, model_logits: OracleLogits, dtype: torch.dtype) -> float:
     """Of the row that differs most. Single tokens are too few for a median of each row."""
-    apart = [deviation(ours, own.after(text)) for ours, text in zip(one.logits, one.texts, strict=True)]
+    apart = [deviation(ours, model_logits.after(text)) for ours, text in zip(one.logits, one.texts, strict=True)]
     groups = [torch.cat(apart)] if max(map(len, apart)) == 1 else apart
     return max(typical(group, dtype) for group in groups)
 

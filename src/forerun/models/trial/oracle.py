@@ -99,14 +99,14 @@ class Oracle:
         with sdpa_kernel(PLANLESS):
             if self._states:
                 read = EncoderOutput(last_hidden_state=torch.stack([self._states[source] for source, _ in texts]))
-                found: Tensor = self.model(encoder_outputs=read, decoder_input_ids=ids, use_cache=False).logits
+                logits: Tensor = self.model(encoder_outputs=read, decoder_input_ids=ids, use_cache=False).logits
             else:
                 # As `generate` does: some classes count positions in another way where they are not told.
                 positions = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
                 told = {"position_ids": positions} if self._takes_positions else {}
                 mask = torch.ones_like(ids)
-                found = self.model(input_ids=ids, attention_mask=mask, use_cache=False, **told).logits
-        return found
+                logits = self.model(input_ids=ids, attention_mask=mask, use_cache=False, **told).logits
+        return logits
 
 
 def _begins_with(longer: SourcedText, text: SourcedText) -> bool:
