@@ -16,7 +16,7 @@ from engine.following import Picky, Replayed
 from engine.options import OPTIONS
 from exactness.sampling import PLAIN, verdict
 from forerun import ops
-from forerun.config import Kernels
+from forerun.config import Kernels, SamplingParams
 from forerun.drafters import Chain, DraftModel, FeatureHead, PromptLookup, Tree
 from forerun.drafters.base import Drafter, copied_draft
 from forerun.drafters.device import Shape
@@ -94,7 +94,17 @@ def test_same_tokens_as_step_by_step(tree: str, whole_rounds: Callable[[], None]
     compare(results(made, asked(3)), want)
     kinds = {(shape.steps is not None, shape.is_tree) for shape in shapes if shape.drafted}
     assert (True, True) in kinds and (False, True) in kinds, "copies beside trees, and trees alone"
-    assert all(shape.is_tree == (shape.drawn > 0) for shape in shapes), "copies alone are chains"
+
+
+@pytest.mark.parametrize("params", [SAMPLED, GREEDY], ids=["sampled", "greedy"])
+@pytest.mark.quick("sampled")
+def test_copies_alone_are_chains(params: SamplingParams, whole_rounds: Callable[[], None]) -> None:
+    want = results(engine(False, drafter=chain_of("tree")), asked(1, params))
+    whole_rounds()
+    made = engine(True, drafter=chain_of("tree"))
+    shapes = shapes_of(made)
+    compare(results(made, asked(1, params)), want)
+    assert any(shape.drafted and shape.steps == 0 and not shape.is_tree for shape in shapes)
 
 
 @pytest.mark.slow
@@ -152,23 +162,27 @@ def test_options_follow_copies_and_branches(tree: str, whole_rounds: Callable[[]
     shapes = shapes_of(made)
     got = results(made, with_options())
     compare(got, want)
-    assert [row.logprobs is None for row in got] == [row.logprobs is None for row in want]
+    ours, theirs = ([each.logprob for row in rows for each in row.logprobs or ()] for rows in (got, want))
+    assert theirs and ours == pytest.approx(theirs, abs=1e-4)
     assert any(shape.is_tree and shape.steps is not None for shape in shapes)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("tree", ["tree", "top tree"])
 def test_same_tokens_through_the_kernels(tree: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Interpreted: a row that copies beside one that a tree is grown for, and both at once."""
+    """Interpreted: a row that copies beside one that a tree is grown for, and alone."""
     pytest.importorskip("support.triton_cpu")
     first, second = asked(2)
     rows = [replace(first, prompt=(3, 4, 5, 3, 4, 5, 3), max_new_tokens=8), replace(second, max_new_tokens=8)]
-    want = results(engine(False, drafter=chain_of(tree), policy=2), rows)
-    monkeypatch.setattr(ops, "_on_gpu", lambda tensor, use: True)
-    made = engine(True, drafter=chain_of(tree), policy=2)
-    shapes = shapes_of(made)
-    compare(results(made, rows), want)
-    assert any(shape.is_tree and shape.steps is not None for shape in shapes)
+    for some in (rows, rows[:1]):
+        want = results(engine(False, drafter=chain_of(tree), policy=2), some)
+        with monkeypatch.context() as patch:
+            patch.setattr(ops, "_on_gpu", lambda tensor, use: True)
+            made = engine(True, drafter=chain_of(tree), policy=2)
+            shapes = shapes_of(made)
+            compare(results(made, some), want)
+        kinds = {shape.is_tree for shape in shapes if shape.steps is not None}
+        assert (len(some) > 1) in kinds, "copies beside a tree, and without one"
 
 
 @pytest.mark.parametrize("tree", TREES)

@@ -136,7 +136,7 @@ def with_predictions(drafter: Drafter, on_gpu: bool) -> Drafter:
     """`drafter` behind what requests predict; itself where that would cost requests without a prediction something.
 
     Recorded rounds take copies that the host finds beside what the device draws. Where nobody copies, the host is not
-    waited for, and trees are grown by the device alone.
+    waited for. Predictions beside trees have not been tried.
     """
     if drafter.makes_trees or (on_gpu and drafter.copying_part() is None):
         return drafter
