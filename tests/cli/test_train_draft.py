@@ -26,7 +26,7 @@ from forerun.cli import train_data
 from forerun.cli.main import INTERRUPTED, cli
 from forerun.loading.drafter_folder import load_drafter
 from forerun.measure.record import load
-from forerun.train import evaluate
+from forerun.train import evaluate, report
 from forerun.train.loop import train_draft
 from forerun.train.options import KINDS, WritingSettings
 from forerun.train.processes import Processes
@@ -142,6 +142,19 @@ def test_runs_are_compared(place: Path, runs: dict[str, Path]) -> None:
     assert result.stdout.count("tv+kl") == 2
     assert (place / "compared.png").stat().st_size > 1000
     assert read_run(runs["causal"]).kind == "causal"
+
+
+def test_runs_are_compared_in_a_table_like_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Within the terminal's width, and not as Markdown, which nobody asked for."""
+    figures = {"tokens_per_round": 2.5, "acceptance_by_position": [0.8, 0.6, 0.4, 0.2], "repeated_4grams": 0.1}
+    both = {"0": figures, "1": figures}
+    monkeypatch.setattr(report, "read_run", lambda folder: report.TrainRun(folder.name, "feature", "tv", 9, 99, both))
+    for name in ("one", "other"):
+        (tmp_path / name).mkdir()
+    result = invoke("train", "compare", tmp_path / "one", tmp_path / "other")
+    assert result.exit_code == 0, result.output
+    assert "Trained drafts" in result.stdout and result.stdout.count("2.50") == 4
+    assert "|" not in result.stdout and max(map(len, result.stdout.splitlines())) <= 80
 
 
 @pytest.mark.slow

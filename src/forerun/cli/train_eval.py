@@ -105,7 +105,9 @@ def run_evaluation(
 @option("Output", "--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 def compare(runs: tuple[Path, ...], plot: Path | None, as_json: bool) -> None:  # fmt: skip
     """Put trained drafts side by side: RUNS are their folders, each with the eval.json of the same prompts."""
+    from forerun.cli.console import out_console
     from forerun.measure.plot import check_plot, draw
+    from forerun.measure.table import print_tables
     from forerun.train.report import comparison_figure, comparison_table, read_run
 
     if plot is not None:
@@ -114,6 +116,6 @@ def compare(runs: tuple[Path, ...], plot: Path | None, as_json: bool) -> None:  
     if as_json:
         click.echo(json.dumps([asdict(run) for run in compared], indent=1))
     else:
-        click.echo(comparison_table(compared).markdown())
+        print_tables([comparison_table(compared)], out_console())
     if plot is not None:
         draw(comparison_figure(compared), plot)
