@@ -81,7 +81,7 @@ def rouge1(work: Work, outputs: Sequence[Sequence[int]]) -> float | None:
 def divergences(work: Work, rules: Sequence[LossyRule], length: int, prompts: int) -> dict[str, dict[str, Any]]:
     """How far each rule's law lies from the target's, along the target's own texts; `token` is the control."""
     options = {"tokenizer": work.pair.tokenizer}
-    pair = checks.Pair(work.pair.target, work.pair.drafters[work.pair.main](), length, options=options)
+    pair = checks.CheckedPair(work.pair.target, work.pair.drafters[work.pair.main](), length, options=options)
     params = SamplingParams(**work.sampling)
     by_rule = measure_divergence(
         pair, work.task.prompts[:prompts], rules, params, max_new_tokens=work.tokens, seed=work.seed
