@@ -80,7 +80,7 @@ def attend(group: int, block_queries: int, page: int = 0, stored: str = "*bf16",
         "bias_ptr": "*fp32", "key_scale_ptr": "*fp32", "value_scale_ptr": "*fp32",
         "queries": queries, "keys": pool, "values": pool, "tail_queries": queries, "tails": pool,
     }  # fmt: skip
-    case = {"CASE": attention_device.Case(**constants)}
+    case = {"CASE": attention_device.AttentionCase(**constants)}
     return compiled(attention_device.attend_kernel, case, kinds, num_warps=4, num_stages=3)
 
 
@@ -142,7 +142,7 @@ def product(
         constants |= {"ROWS": max(16, rows), "SPLITS": plan.splits, "UPCAST": False}
         kinds["w_ptr"] = "*i16" if form is widen.INT8 else stored
     aligned = tuple(n for n in kernel.arg_names if n.endswith("_ptr") or n in ("N", "K", "chunk"))
-    case = {"CASE": linear_device.Case(**constants)}
+    case = {"CASE": linear_device.ProductCase(**constants)}
     return compiled(kernel, case, kinds, aligned, num_warps=plan.warps, **stages)
 
 

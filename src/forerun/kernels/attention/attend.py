@@ -15,7 +15,7 @@ import triton
 from torch import Tensor
 
 from forerun.errors import InvalidArgument
-from forerun.kernels.attention.device import Case, Pool, Queries, attend_kernel, merge_kernel
+from forerun.kernels.attention.device import AttentionCase, Pool, Queries, attend_kernel, merge_kernel
 from forerun.kernels.attention.shape import TUNING, AttentionTuning, LaunchShape, choose_shape, power
 from forerun.kernels.launching import DTYPES, needs_upcast
 from forerun.kernels.scaled_keys import ScaledKeys
@@ -107,7 +107,7 @@ def _launch(
     keys_as, values_as, tails = _stored(keys), _stored(values), _stored(tails)
     size, value_size = keys_as.shape[-1], values_as.shape[-1]
     programs = (shape.balanced_splits, 1) if shape.balanced_splits else (batch, shape.splits)
-    case = Case(
+    case = AttentionCase(
         HEADS=query.shape[1], GROUP=query.shape[1] // heads, SIZE=size, VALUE_SIZE=value_size,
         BLOCK_SIZE=power(size), BLOCK_VALUE_SIZE=power(value_size),
         BLOCK_QUERIES=shape.block_queries, BLOCK_KEYS=shape.block_keys, BLOCK_ROWS=shape.block_rows,

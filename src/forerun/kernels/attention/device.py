@@ -49,7 +49,7 @@ class Pool(NamedTuple):
     place: Any
 
 
-class Case(NamedTuple):
+class AttentionCase(NamedTuple):
     """What is known of an attention when its kernel is compiled."""
 
     HEADS: int
@@ -80,7 +80,7 @@ class Case(NamedTuple):
     BLOCK_TAIL: int = 0
 
 
-class Outputs(NamedTuple):
+class AttentionOutputs(NamedTuple):
     """Where results go: whole ones, pieces of rows that are cut, and the sinks that are part of a whole one."""
 
     out_ptr: Any
@@ -136,7 +136,7 @@ def attend_kernel(
     """One program per (key head, row and block of its queries, chunk of its keys), or per split of all rows' keys."""
     if CASE.EARLY:  # the next kernel may start, and waits for the results itself
         tl.extra.cuda.gdc_launch_dependents()
-    outputs = Outputs(out_ptr, part_ptr, mass_ptr, sinks_ptr, num_queries)
+    outputs = AttentionOutputs(out_ptr, part_ptr, mass_ptr, sinks_ptr, num_queries)
     terms = ScoreTerms(factor, softcap, window, tree_ptr, tree_token, bias_ptr, distances)
     # All on the first axis: others end at 65535, and rows times blocks of a long prompt are soon more.
     KEY_HEADS: tl.constexpr = CASE.HEADS // CASE.GROUP

@@ -30,7 +30,7 @@ MORE, LESS = tl.constexpr(2.0**90), tl.constexpr(2.0**59)
 UNALIGNED = ("cos_ptr", "sin_ptr", "addresses_ptr")
 
 
-class Case(NamedTuple):
+class ProductCase(NamedTuple):
     """What is known of a product when its kernel is compiled."""
 
     FORM: int
@@ -58,7 +58,7 @@ class Case(NamedTuple):
     UPCAST: bool = False
 
 
-class Outputs(NamedTuple):
+class ProductOutputs(NamedTuple):
     """What is added to sums, and where they go."""
 
     out_ptr: Any
@@ -106,7 +106,7 @@ def vector_kernel(
     )
     if CASE.EARLY:
         tl.extra.cuda.gdc_launch_dependents()
-    outputs = Outputs(
+    outputs = ProductOutputs(
         out_ptr, bias_ptr, residual_ptr, multiplier, cos_ptr, sin_ptr, cos_row, addresses_ptr, key_pool_ptr,
         value_pool_ptr,
     )  # fmt: skip
@@ -255,7 +255,7 @@ def tile_kernel(
         row_scales = tl.load(row_scale_ptr + r, mask=r < R, other=0.0)[:, None]
         first *= row_scales
         second *= row_scales
-    outputs = Outputs(
+    outputs = ProductOutputs(
         out_ptr, bias_ptr, residual_ptr, multiplier, cos_ptr, sin_ptr, cos_row, addresses_ptr, key_pool_ptr,
         value_pool_ptr,
     )  # fmt: skip

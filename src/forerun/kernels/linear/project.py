@@ -252,7 +252,7 @@ def _launch(
         more = {"STAGES": plan.stages, "HAS_NORM": norm is not None, "NORM_WIDE": applied.wide,
                 "LARGEST": _largest(x, weight)}  # fmt: skip
     options = early(x.device) if may_begin_early(plan, form["FORM"]) else {"EARLY": False}
-    case = device.Case(
+    case = device.ProductCase(
         form["FORM"].value, form["GROUP"], form["FAST"], end.value, int(activation),
         HEADS=heads.num_queries if heads else 1, KEY_HEADS=heads.num_keys if heads else 1,
         SIZE=heads.size if heads else 2, TURNING=heads.cos.shape[1] if heads else 2,
