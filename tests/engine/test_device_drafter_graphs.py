@@ -85,7 +85,7 @@ def with_options() -> list[Request]:
 def test_options_of_rows_inside_graphs(drafter: str, monkeypatch: pytest.MonkeyPatch) -> None:
     want = texts(engine(False, drafter), with_options())
     made = engine(True, drafter)
-    monkeypatch.setattr("forerun.engine.engine.run_on_host", lambda *_, **__: pytest.fail("a round went step by step"))
+    monkeypatch.setattr("forerun.engine.rounds.run_on_host", lambda *_, **__: pytest.fail("a round went step by step"))
     assert texts(made, with_options()) == want
     assert texts(made, with_options()) == want, "a replayed graph"
 
