@@ -51,16 +51,16 @@ def _take(models: Iterable[nn.Module], held: list[nn.Module]) -> None:
                         module.training = False
         finally:
             _counting.pop()
-            _settle()
+            _give_back_late()
 
 
 def _give_back(held: list[nn.Module]) -> None:
     with _guard:
         _late.append(held)
-        _settle()
+        _give_back_late()
 
 
-def _settle() -> None:
+def _give_back_late() -> None:
     """Give back what waits, unless somebody counts, who does it afterwards."""
     while _late and not _counting:  # asked again after counting: more may have come at the very end of it
         _counting.append(_late)

@@ -156,7 +156,9 @@ class RowRules:
         for i, row in enumerate(logits):
             self._scores[(*said, *drafted[:i])] = row
         if len(self._scores) > len(said) + MOST_OPEN:
-            settled = len(said) - DEEPEST
+            decided = len(said) - DEEPEST
             self._scores = {
-                way: row for way, row in self._scores.items() if len(way) > settled or list(way) == said[: len(way)]
+                text: row
+                for text, row in self._scores.items()
+                if len(text) > decided or list(text) == said[: len(text)]
             }
