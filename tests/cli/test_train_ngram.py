@@ -65,6 +65,9 @@ def test_shards_count_the_targets_words_and_not_the_prompts(tmp_path: Path, targ
 
 
 def test_mistakes_are_one_line(tmp_path: Path, target: str) -> None:
+    for option in ("--order", "--min-count", "--max-continuations"):
+        none = ngram(target, str(Path(__file__)), option, "0", "--output", str(tmp_path / "t.safetensors"))
+        assert none.exit_code == 2 and f"{option} 0: must be at least 1" in none.stderr
     nothing = ngram(target, "--output", str(tmp_path / "t.safetensors"))
     assert nothing.exit_code == 2 and "--data" in nothing.stderr
     about = {"name": "other", "model_type": "llama", "hidden_size": 32, "vocab_size": 20}

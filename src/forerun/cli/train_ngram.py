@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from forerun.cli.options import GroupedCommand, number, option
+from forerun.cli.options import GroupedCommand, option, options_from, settings_from
 from forerun.errors import InvalidArgument
+from forerun.train.options import NgramOptions
 
 if TYPE_CHECKING:
     from forerun.drafters import NgramTable
@@ -30,14 +32,7 @@ FILE_NAME = "ngram.safetensors"
 @option(INPUT, "--model", "-m", default="embedded", metavar="NAME", help="The target whose tokens are counted.")
 @option(INPUT, "--paragraphs", is_flag=True, help="Text files: n-grams end with the paragraph, not with the line.")
 @option(INPUT, "--offline", is_flag=True, help="Use only what is on this machine.")
-@number(TABLE, "--order", default=3, help="Longest n-gram.")
-@number(
-    TABLE,
-    "--min-count",
-    default=2,
-    help="Leave out what was seen less often: most n-grams of a text occur once and never again.",
-)
-@number(TABLE, "--max-continuations", default=8, help="Kept for each context.")
+@options_from(NgramOptions, TABLE)
 @option(
     TABLE,
     "--output",
@@ -58,13 +53,14 @@ def ngram(text: tuple[Path, ...], data: Path | None, output: Path, **options: An
 
     if not text and data is None:
         raise InvalidArgument("no text: name some files, or a folder of shards with --data")
+    settings = settings_from(NgramOptions, options)
     path = _place(output)
     check_output(path, "-o")
     console = err_console()
     with busy(console, "counting"):
         tokenizer = load_tokenizer(options["model"], offline=options["offline"])
         sequences = [*_of_files(text, tokenizer, options["paragraphs"], console), *_of_shards(data, len(tokenizer))]
-        table = _count(sequences, tokenizer, options)
+        table = _count(sequences, tokenizer, settings)
         table.save(path)
     size = path.stat().st_size
     click.echo(f"{path}: order {table.order}, {sum(map(len, sequences)):,} tokens counted, {size:,} bytes")
@@ -99,18 +95,16 @@ def _of_shards(folder: Path | None, vocabulary: int) -> Iterator[Sequence[int]]:
         yield sequence.tokens[max(sequence.prompt_length - 1, 0) :].tolist()
 
 
-def _count(sequences: list[Sequence[int]], tokenizer: Any, options: dict[str, Any]) -> NgramTable:
+def _count(sequences: list[Sequence[int]], tokenizer: Any, settings: NgramOptions) -> NgramTable:
     from forerun.drafters import NgramTable
     from forerun.drafters.compatible import vocabulary_digest
 
     largest = max((max(tokens) for tokens in sequences if len(tokens)), default=0)
     return NgramTable.count(
         sequences,
-        options["order"],
         vocab_size=max(len(tokenizer), largest + 1),
-        min_count=options["min_count"],
-        max_continuations=options["max_continuations"],
         tokenizer=vocabulary_digest(tokenizer),
+        **asdict(settings),
     )
 
 

@@ -25,7 +25,7 @@ from forerun.cli.options import (
 )
 from forerun.config import ModelSettings
 from forerun.errors import InvalidArgument
-from forerun.speech.settings import SpeechSettings
+from forerun.speech.settings import BATCH_SIZE, SpeechSettings
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -93,7 +93,7 @@ SOME_FAILED = 1
     show_default="standard output",
     help="Write one file for each recording there, under its name.",
 )
-@number(OUTPUT, "--batch-size", "-b", default=8, help="Recordings decoded together.")
+@number(OUTPUT, "--batch-size", "-b", default=BATCH_SIZE, help="Recordings decoded together.")
 @option(
     OUTPUT,
     "--compare",

@@ -11,6 +11,7 @@ from forerun.speech.languages import language_code
 
 TEMPERATURES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 """A window that goes wrong at one is tried again at the next, as in OpenAI's own program."""
+BATCH_SIZE = 8  # recordings decoded together, unless told otherwise
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,7 +17,7 @@ from forerun.speech.apart import kept_apart
 from forerun.speech.audio import RATE, Clip, read
 from forerun.speech.encoder_monitor import EncoderMonitor
 from forerun.speech.languages import detections, spoken
-from forerun.speech.settings import SpeechSettings
+from forerun.speech.settings import BATCH_SIZE, SpeechSettings
 from forerun.speech.transcript import Segment, Transcript
 from forerun.speech.windows import Windows, is_whisper
 
@@ -90,7 +90,9 @@ class Transcriber:
         self.spent = Spent()
         self.settings.keywords(model, is_long=True)  # what does not go with this model is said before anything is read
 
-    def files(self, paths: Iterable[Path], batch_size: int = 8, on_audio: OnAudio = nothing) -> Iterator[Outcome]:
+    def files(
+        self, paths: Iterable[Path], batch_size: int = BATCH_SIZE, on_audio: OnAudio = nothing
+    ) -> Iterator[Outcome]:
         """Each file's, as they come; one that is silent has no words and is not put to the model.
 
         Files that fit one window and longer ones are gathered apart: they are decoded differently.

@@ -91,6 +91,21 @@ class DataOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NgramOptions:
+    """What is counted of a text, and kept."""
+
+    order: int = 3
+    """Longest n-gram."""
+    min_count: int = 2
+    """Leave out what was seen less often: most n-grams of a text occur once and never again."""
+    max_continuations: int = 8
+    """Kept for each context."""
+
+    def __post_init__(self) -> None:
+        at_least(self, 1, "order", "min_count", "max_continuations")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluateOptions:
     """How held-out prompts are decoded with a trained draft."""
 
