@@ -31,7 +31,8 @@ def law_of(
     counts = to_device(int64(lengths), device)
     starts = counts.cumsum(0) - counts
     index = starts[:, None] + torch.arange(max(lengths), device=device)
-    owner = torch.repeat_interleave(torch.arange(len(blocks), device=device), counts, output_size=sum(lengths))
+    # Listed here: on a CPU repeat_interleave calls for all threads, however few the rows, and waits for them.
+    owner = to_device(int64([row for row, length in enumerate(lengths) for _ in range(length)]), device)
     if any(row.adjuster for row in batch):
         parts = logits.split(lengths)
         known = [None] * len(batch) if trees is None else trees
