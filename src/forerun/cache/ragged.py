@@ -72,9 +72,9 @@ class RaggedCache(KeyValueCache):
         return RaggedCache(self._num_tokens)
 
     def for_sources(self) -> RaggedCache:
-        made = RaggedCache(self._num_tokens)
-        made._sharing = self._sharing = WeakSet([self, made])
-        return made
+        sources = RaggedCache(self._num_tokens)
+        sources._sharing = self._sharing = WeakSet([self, sources])
+        return sources
 
     def needs(self, ends: Mapping[int, int], so_far: int = 0) -> int:
         return max(so_far, max(ends.values(), default=0))

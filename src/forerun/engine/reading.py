@@ -179,16 +179,16 @@ class PromptReader:
 
 def shares(unread: Sequence[int], room: int) -> list[int]:
     """Tokens of each prompt, no more than `room` in all; prompts come in the order of their arrival."""
-    given = [0] * len(unread)
+    tokens = [0] * len(unread)
     if not unread:
-        return given
-    given[0] = min(unread[0], -(-room // SURE))
-    room -= given[0]
+        return tokens
+    tokens[0] = min(unread[0], -(-room // SURE))
+    room -= tokens[0]
     for place in sorted(range(len(unread)), key=lambda place: unread[place]):  # stable: the earlier of equal ones first
-        more = min(unread[place] - given[place], room)
-        given[place] += more
+        more = min(unread[place] - tokens[place], room)
+        tokens[place] += more
         room -= more
-    return given
+    return tokens
 
 
 def followers(rows: Sequence[Row], lengths: Sequence[int]) -> dict[int, Row]:

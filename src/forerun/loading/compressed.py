@@ -139,8 +139,8 @@ def _described(model: Any, scheme: Scheme) -> dict[str, Any]:
 
 def scheme_of(config: Any) -> Scheme | None:
     """How the weights of a stored model are rounded; None where it is in no layout that is known here."""
-    found = getattr(config, "quantization_config", None)
-    says: dict[str, Any] = found if isinstance(found, dict) else {} if found is None else found.to_dict()
+    stated = getattr(config, "quantization_config", None)
+    says: dict[str, Any] = stated if isinstance(stated, dict) else {} if stated is None else stated.to_dict()
     groups = list((says.get("config_groups") or {}).values())
     if says.get("quant_method") != METHOD or says.get("kv_cache_scheme") or len(groups) != 1:
         return None
@@ -188,18 +188,18 @@ class RoundedFolder:
         files = model_tensors(folder, sketch.config)
         if files is None:
             return None
-        found, modules = cls(folder, files, scheme), dict(sketch.named_modules())
+        weights, modules = cls(folder, files, scheme), dict(sketch.named_modules())
         changes = get_model_conversion_mapping(sketch, add_legacy=False)
-        for name in found.modules:
+        for name in weights.modules:
             is_changed = any(change.rename_source_key(f"{name}.weight")[1] is not None for change in changes)
             if is_changed or type(modules.get(name)) is not nn.Linear:
                 return None
-        return found
+        return weights
 
     def state(self, dtype: torch.dtype) -> dict[str, Tensor]:
         """A state for transformers, in which a rounded weight is one number seen many times: its place, no memory."""
-        own = {f"{module}.{key}" for module in self.modules for key in (*KEYS, "weight")}
-        plain = {name: self._read(name) for name in self._files if name not in own}
+        replaced = {f"{module}.{key}" for module in self.modules for key in (*KEYS, "weight")}
+        plain = {name: self._read(name) for name in self._files if name not in replaced}
         return plain | {
             f"{module}.weight": torch.zeros(1, dtype=dtype).expand(self._shape(module)) for module in self.modules
         }

@@ -45,22 +45,22 @@ def _deciding(folder: Path) -> Iterator[Path]:
 
 
 def _digest(paths: list[Path]) -> str:
-    found = hashlib.blake2b(digest_size=16)
+    digest = hashlib.blake2b(digest_size=16)
     for path in paths:
         size = path.stat().st_size
-        found.update(f"{path.name}\0{size}\0".encode())
-        _add_pieces(found, path, size)
-    return found.hexdigest()
+        digest.update(f"{path.name}\0{size}\0".encode())
+        _add_pieces(digest, path, size)
+    return digest.hexdigest()
 
 
-def _add_pieces(found: Any, path: Path, size: int) -> None:
+def _add_pieces(digest: Any, path: Path, size: int) -> None:
     with path.open("rb") as file:
         if size <= PIECES * PIECE:
-            found.update(file.read())
+            digest.update(file.read())
             return
         for number in range(PIECES):  # the first holds the header, the last ends the file
             file.seek((size - PIECE) * number // (PIECES - 1))
-            found.update(file.read(PIECE))
+            digest.update(file.read(PIECE))
 
 
 def _hub_commit(repository: str, file: str) -> str | None:
@@ -68,10 +68,10 @@ def _hub_commit(repository: str, file: str) -> str | None:
     from huggingface_hub import try_to_load_from_cache
 
     try:
-        found = try_to_load_from_cache(repository, file)
+        file_path = try_to_load_from_cache(repository, file)
     except ValueError:  # no name that the Hub would take
         return None
-    if not isinstance(found, str):
+    if not isinstance(file_path, str):
         return None
-    parts = Path(found).parts
+    parts = Path(file_path).parts
     return parts[len(parts) - 1 - parts[::-1].index("snapshots") + 1]

@@ -12,8 +12,8 @@ from forerun.loading.tensor_files import ADAPTER, GENERATION, INDEX, WHOLE
 
 def fetched_file(name: str, file: str, options: Mapping[str, Any], revision: str | None = None) -> Path | None:
     """One file; None where the repository has none of that name, or it is not here and nothing may be fetched."""
-    found = _fetched(name, [file], options, revision)
-    return Path(found[0]) if found else None
+    places = _fetched(name, [file], options, revision)
+    return Path(places[0]) if places else None
 
 
 def fetched_folder(name: str, config: Any, options: Mapping[str, Any]) -> Path | None:
@@ -38,11 +38,11 @@ def _fetched(name: str, files: list[str], options: Mapping[str, Any], revision: 
     """Where those of these files lie that are to be had, fetched several at a time."""
     from transformers.utils.hub import cached_files
 
-    found = cached_files(
+    places = cached_files(
         name,
         files,
         local_files_only=options["local_files_only"],
         revision=revision or options["revision"],
         _raise_exceptions_for_missing_entries=False,
     )
-    return found or []
+    return places or []

@@ -155,13 +155,13 @@ class Piecewise:
 
     def state(self) -> dict[str, Tensor]:
         """For transformers. What is kept is copied: a view would keep its whole file mapped."""
-        found = {}
+        tensors = {}
         for name, tensor in self._tensors.items():
             if name in self.left:
-                found[name] = torch.ones(1, dtype=self._dtype).expand(tensor.shape)
+                tensors[name] = torch.ones(1, dtype=self._dtype).expand(tensor.shape)
             else:
-                found[name] = tensor.read().clone()
-        return found
+                tensors[name] = tensor.read().clone()
+        return tensors
 
     def take(self, model: nn.Module) -> bool:
         """Note which parameters of the model, loaded with that state, are places only.
@@ -187,16 +187,16 @@ class Piecewise:
 
         `is_mapped`: these may stay in the memory of their file, of which then nearly all is in use.
         """
-        made: dict[int, nn.Parameter] = {}
+        parameters: dict[int, nn.Parameter] = {}
         for module in model.modules():
             for last, weight in module._parameters.items():
                 if weight is None or (name := self._names.get(id(weight))) is None:
                     continue
-                if id(weight) not in made:
+                if id(weight) not in parameters:
                     tensor = self._tensors[name]
                     kept = tensor.kept(is_turned(module), is_mapped) if module in keeping else None
-                    made[id(weight)] = _wide(tensor.read(), self._dtype) if kept is None else kept
-                module._parameters[last] = made[id(weight)]
+                    parameters[id(weight)] = _wide(tensor.read(), self._dtype) if kept is None else kept
+                module._parameters[last] = parameters[id(weight)]
 
 
 def _is_place(weight: Tensor) -> bool:

@@ -78,20 +78,20 @@ def quantise(
     """
     asked = asked or f"quantize={scheme!r}"
     ends = {id(getattr(end, "weight", None)) for end in (model.get_input_embeddings(), model.get_output_embeddings())}
-    made: dict[int, nn.Parameter] = {}
+    exchanged: dict[int, nn.Parameter] = {}
     held = []  # ids stay taken until all weights have been exchanged
     for module, weight in _holders(model, without):
         if with_head is False and id(weight) in ends:
             continue
-        if id(weight) not in made:
+        if id(weight) not in exchanged:
             _refuse_blocks(weight, asked, name)
             held.append(weight)
             is_eight = with_head is None and scheme != INTEGER_GROUPS and id(weight) in ends
-            made[id(weight)] = _quantised(
+            exchanged[id(weight)] = _quantised(
                 weight, _is_turned(module), EIGHT_BITS if is_eight else scheme, asked, rows_of or own_rows
             )
-        module._parameters["weight"] = made[id(weight)]
-    if not made:
+        module._parameters["weight"] = exchanged[id(weight)]
+    if not exchanged:
         raise InvalidArgument(f"{asked}: no linear layer of {name!r} has a multiple of {GROUP} inputs; leave it out")
     if without is None:
         _tell_of_the_rest(model, asked, name, ends if with_head is False else set())
@@ -126,11 +126,11 @@ def _holders(model: nn.Module, without: nn.Module | None) -> list[tuple[nn.Modul
     """Of a model that fused layers run, what those multiply; of others all that torch's own layers hold."""
     from forerun.models.bodies.matrices import matrices as multiplied
 
-    found = multiplied(model)
-    if found is None:
-        found = [module for module in model.modules() if type(module) in (nn.Linear, nn.Embedding)]
+    modules = multiplied(model)
+    if modules is None:
+        modules = [module for module in model.modules() if type(module) in (nn.Linear, nn.Embedding)]
     left_out = routers(model) | (set() if without is None else set(without.modules()))
-    held = [(module, module._parameters.get("weight")) for module in found if module not in left_out]
+    held = [(module, module._parameters.get("weight")) for module in modules if module not in left_out]
     return [
         (module, weight)
         for module, weight in held

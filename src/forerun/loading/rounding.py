@@ -33,17 +33,17 @@ def why_not(scheme: str, device: torch.device) -> str | None:
 @torch.no_grad()
 def round_weights(model: Any, scheme: str, device: torch.device, name: str, with_head: bool = False) -> None:
     """Exchange the weights of linear layers for rounded ones on `device`, one layer at a time."""
-    found = list(_linear_layers(model, with_head))
-    own = SCHEMES[scheme].fitted(*(layer.weight.shape[1] for _, layer in found))
-    if own is None:
-        path, odd = min(found, key=lambda each: each[1].weight.shape[1] % GROUPS[-1] == 0)
+    layers = list(_linear_layers(model, with_head))
+    fitted = SCHEMES[scheme].fitted(*(layer.weight.shape[1] for _, layer in layers))
+    if fitted is None:
+        path, odd = min(layers, key=lambda each: each[1].weight.shape[1] % GROUPS[-1] == 0)
         raise InvalidArgument(
             f"quantize={scheme!r}: {path} of {name!r} has {odd.weight.shape[1]} inputs, which no group of "
             f"{', '.join(map(str, GROUPS))} divides; use 'int8'"
         )
-    for path, layer in found:
-        layer._parameters["weight"] = nn.Parameter(_rounded(layer.weight, own, device, path), requires_grad=False)
-    if not found:
+    for path, layer in layers:
+        layer._parameters["weight"] = nn.Parameter(_rounded(layer.weight, fitted, device, path), requires_grad=False)
+    if not layers:
         raise InvalidArgument(f"quantize={scheme!r}: {name!r} has no linear layer that can be rounded; leave it out")
     if with_head:
         for config in (model.config, model.config.get_text_config(decoder=True)):

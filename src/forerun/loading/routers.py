@@ -38,8 +38,8 @@ def _numbers_of_experts(model: nn.Module) -> set[int]:
     config: Any = getattr(model, "config", None)
     if config is None:
         return set()
-    found = (getattr(config.get_text_config(decoder=True), name, None) for name in COUNTS)
-    return {count for count in found if isinstance(count, int)}
+    counts = (getattr(config.get_text_config(decoder=True), name, None) for name in COUNTS)
+    return {count for count in counts if isinstance(count, int)}
 
 
 def share_of_experts(module: nn.Module) -> float:

@@ -33,8 +33,8 @@ class ModelSource:
         if self.gguf_file is not None:
             return Path(self.location) / self.gguf_file if self.is_local else None
         wheel = wheel_of(self.name)
-        found = None if wheel is None else wheel.find()
-        return found if found is not None and found.suffix == ".gguf" else None
+        file = None if wheel is None else wheel.find()
+        return file if file is not None and file.suffix == ".gguf" else None
 
 
 def resolve(name: str | Path) -> ModelSource:

@@ -73,12 +73,12 @@ def kept_half(stored: Tensor, is_turned: bool) -> nn.Parameter | None:
     return narrow_parameter(by_outputs.contiguous().view(torch.uint8), format_named(kind), is_turned)
 
 
-def _exchange(owners: Iterable[nn.Module], made: Mapping[int, nn.Parameter]) -> None:
+def _exchange(owners: Iterable[nn.Module], replacements: Mapping[int, nn.Parameter]) -> None:
     """Put parameters in the places of others, by their ids, wherever these are held."""
     for owner in owners:
         for name, weight in owner._parameters.items():
-            if weight is not None and id(weight) in made:
-                owner._parameters[name] = made[id(weight)]
+            if weight is not None and id(weight) in replacements:
+                owner._parameters[name] = replacements[id(weight)]
 
 
 def keep_blocks(model: nn.Module, path: Path, is_ours: bool) -> None:

@@ -40,8 +40,8 @@ def shape_of(path: Path, name: str) -> tuple[int, ...]:
 def read_tensor(path: Path, name: str) -> Tensor:
     """One tensor, which may lie in the file's own memory."""
     with safe_open(path, framework="pt") as file:
-        found: Tensor = file.get_tensor(name)
-    return found
+        tensor: Tensor = file.get_tensor(name)
+    return tensor
 
 
 def read_rows(path: Path, name: str, count: int, is_turned: bool = False) -> Iterator[Tensor]:
