@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import T5Config, T5ForConditionalGeneration
 
 from forerun import SpeculativeDecoder
 from forerun.cache.paged import PagedCache
@@ -41,6 +42,12 @@ def test_layers_with_heads_of_their_own() -> None:
     assert {(one.head_dim, one.num_key_value_heads) for one in model.config.per_layer_config} == {(16, 2), (32, 1)}
     assert cache_size.key_heads(model.config) == 1
     _compare(model)
+
+
+def test_an_encoder_may_have_other_layers_than_its_decoder() -> None:
+    config = T5Config(d_model=16, d_kv=4, num_heads=3, d_ff=16, vocab_size=20, num_layers=5, num_decoder_layers=2)
+    model: Any = T5ForConditionalGeneration(config)
+    assert bytes_per_token(model) == 2 * 2 * 3 * 4 * 4  # keys and values, layers, heads, numbers, bytes
 
 
 def _compare(model: Any) -> None:

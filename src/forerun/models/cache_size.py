@@ -111,7 +111,8 @@ def bytes_per_token(model: PreTrainedModel, scheme: Scheme | None = None) -> int
     one, which has its share of the heads.
     """
     config = model.config.get_text_config(decoder=True)
-    layers = _first(config, "num_hidden_layers", "decoder_layers", "num_decoder_layers", "n_layer")
+    # The decoder's first: T5's num_hidden_layers are the encoder's, whatever part of the configuration is asked for.
+    layers = _first(config, "num_decoder_layers", "decoder_layers", "num_hidden_layers", "n_layer")
     if keeps_latents(model):
         sizes = int(config.kv_lora_rank) + int(config.qk_rope_head_dim)
         return layers * sizes * int(model.dtype.itemsize)
