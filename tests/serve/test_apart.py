@@ -181,12 +181,12 @@ def test_others_get_a_turn_while_many_are_told(monkeypatch: pytest.MonkeyPatch) 
         loop.add_reader(ours, lambda: (ours.recv(1), read.append(-1)))
 
         async def reader(stream: RemoteStream) -> None:
-            def hear(gained: Sequence[Any]) -> bool:
+            def on_gained(gained: Sequence[Any]) -> bool:
                 theirs.send(b"!")  # as a request that comes while all are written to
                 read.append(stream.number)
                 return False
 
-            await stream.listen(hear)
+            await stream.listen(on_gained)
 
         streams = [backend.submit(REQUEST) for _ in range(6)]
         readers = [asyncio.create_task(reader(stream)) for stream in streams]
@@ -391,11 +391,11 @@ def test_an_engine_that_this_process_has_started() -> None:
         await backend.open()
         stream, tokens = backend.submit(REQUEST), list[int]()
 
-        def hear(gained: Sequence[Any]) -> bool:
+        def on_gained(gained: Sequence[Any]) -> bool:
             tokens.extend(token for each in gained for token in each.tokens)
             return True
 
-        await stream.listen(hear)
+        await stream.listen(on_gained)
         await backend.come_around()
         assert backend.state.is_alive
         os.kill(process.pid, signal.SIGTERM)  # as whoever stops a whole group: it means nothing

@@ -14,7 +14,7 @@ from forerun.engine import FinishReason, Request, Stats
 from forerun.engine.row import TokenLogprob
 from forerun.errors import EngineClosed
 from forerun.serve.apart.wire import Ended
-from forerun.serve.backend import Backend, Hear, SequenceEnding, State, TokenStream
+from forerun.serve.backend import Backend, OnGained, SequenceEnding, State, TokenStream
 from forerun.serve.errors import ApiError
 from forerun.serve.model import ServedModel
 from forerun.serve.settings import ServiceSettings
@@ -32,7 +32,7 @@ class Silent:
     def __init__(self) -> None:
         self.over = asyncio.Event()
 
-    async def listen(self, hear: Hear) -> None:
+    async def listen(self, on_gained: OnGained) -> None:
         await self.over.wait()
 
     async def finished(self) -> SequenceEnding:

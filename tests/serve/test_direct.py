@@ -15,7 +15,7 @@ from uvicorn.protocols.http.h11_impl import RequestResponseCycle
 
 from forerun.engine import Request
 from forerun.serve.direct import BodyWriter, DirectMiddleware, writer_of
-from forerun.serve.text import Choice, Gain, Tell, _merged
+from forerun.serve.text import Choice, Emit, Gain, _merged
 from serve.events import events
 from serve.serving import Server, running
 
@@ -67,9 +67,9 @@ def test_what_cannot_be_taken_at_once_keeps_its_place(pattern: tuple[bool, ...])
             order.append(gain.finish_reason)
         return taken
 
-    async def decoding(tell: Tell) -> None:
+    async def decoding(emit: Emit) -> None:
         for place, gain in enumerate(gains):
-            tell(gain)
+            emit(gain)
             for _ in range(place % 4):
                 await asyncio.sleep(0)
 

@@ -49,15 +49,15 @@ class SequenceEnding(Protocol):
     def waited(self) -> float: ...
 
 
-Hear = Callable[[Sequence[Gained]], bool]
+OnGained = Callable[[Sequence[Gained]], bool]
 """Is told what has come, of one round or of several; False: that is enough."""
 
 
 class TokenStream(Protocol):
     """A sequence that is being decoded; used by one event loop."""
 
-    async def listen(self, hear: Hear) -> None:
-        """Have `hear` told of all that comes, as it comes, until that is enough or nothing more will."""
+    async def listen(self, on_gained: OnGained) -> None:
+        """Call `on_gained` with all that comes, as it comes, until that is enough or nothing more will."""
 
     async def finished(self) -> SequenceEnding:
         """Once it has ended."""
@@ -118,8 +118,8 @@ class LocalStream:
     def __init__(self, stream: RequestStream) -> None:
         self._stream = stream
 
-    async def listen(self, hear: Hear) -> None:
-        while (gained := await self._stream.gathered()) and hear(gained):
+    async def listen(self, on_gained: OnGained) -> None:
+        while (gained := await self._stream.gathered()) and on_gained(gained):
             pass
 
     async def finished(self) -> SequenceEnding:

@@ -65,7 +65,7 @@ class Asked:
 
 
 ANSWER = Asked()
-Tell = Callable[[Gain], None]
+Emit = Callable[[Gain], None]
 Direct = Callable[[Gain], bool]
 """Takes a gain on the spot; False where it cannot now."""
 
@@ -129,7 +129,7 @@ class TextService(Service):
             raise told(error) from error
 
     async def _decode(
-        self, choice: Choice, place: Place, asked: Asked, echo: Echo | None, begun: TokenStream | None, tell: Tell
+        self, choice: Choice, place: Place, asked: Asked, echo: Echo | None, begun: TokenStream | None, emit: Emit
     ) -> None:
         """One choice, from the queue, or where it has `begun`, to its end. Rounds that came while the loop was busy are
         told at once."""
@@ -142,22 +142,22 @@ class TextService(Service):
         outcome = "abort"
         stream = begun  # that has not told its end
 
-        def hear(gained: Sequence[Gained]) -> bool:
+        def on_gained(gained: Sequence[Gained]) -> bool:
             if pieces := self._read(choice, gained, text, times):
-                tell(_gained(choice, pieces))
+                emit(_gained(choice, pieces))
             return not text.has_stopped
 
         try:
             async with place:
                 times.started = time.perf_counter()
                 if echo is not None:
-                    tell(_gained(choice, await echo.of(request.prompt)))
+                    emit(_gained(choice, await echo.of(request.prompt)))
                 if asked.only_echo:
                     outcome = choice.finish_reason = "length"
-                    tell(_gained(choice, []))
+                    emit(_gained(choice, []))
                     return
                 with closing(begun or self._submit(request)) as stream:
-                    await stream.listen(hear)
+                    await stream.listen(on_gained)
                     if text.has_stopped:
                         stream.close()
                     result = await stream.finished()
@@ -165,7 +165,7 @@ class TextService(Service):
             times.waited = result.waited
             rest = text.finish()
             outcome = choice.finish_reason = "stop" if text.has_stopped else _finish_reason(result)
-            tell(_gained(choice, rest))
+            emit(_gained(choice, rest))
         except Exception as error:
             outcome = "error"
             raise told(error) from error
@@ -218,32 +218,32 @@ def _out_of_time() -> ApiError:
 
 
 async def _merged(
-    decodings: Sequence[Callable[[Tell], Coroutine[None, None, None]]], deadline: float, direct: Direct | None
+    decodings: Sequence[Callable[[Emit], Coroutine[None, None, None]]], deadline: float, direct: Direct | None
 ) -> AsyncGenerator[Gain | None, None]:
     """What several give that are told to whom, as it comes; None where nothing does. The first error ends all of them.
 
     `direct` takes what comes while nothing that came before it is still to be written.
     """
     arrived: asyncio.Queue[Gain | Exception | _Sign] = asyncio.Queue()
-    loop, heard, is_waiting = asyncio.get_running_loop(), time.monotonic(), False
+    loop, last_event, is_waiting = asyncio.get_running_loop(), time.monotonic(), False
 
-    def tell(gain: Gain) -> None:
-        nonlocal heard
+    def emit(gain: Gain) -> None:
+        nonlocal last_event
         if direct is not None and is_waiting and arrived.empty() and direct(gain):
-            heard = time.monotonic()
+            last_event = time.monotonic()
         else:
             arrived.put_nowait(gain)
 
-    async def run(decoding: Callable[[Tell], Coroutine[None, None, None]]) -> None:
+    async def run(decoding: Callable[[Emit], Coroutine[None, None, None]]) -> None:
         try:
-            await decoding(tell)
+            await decoding(emit)
             arrived.put_nowait(_Sign.END)
         except Exception as error:
             arrived.put_nowait(error)
 
     def look_again() -> asyncio.TimerHandle:
         """One timer a call, set anew when it rings: a timeout around every token costs more than the token."""
-        left = min(deadline, heard + KEEP_ALIVE) - time.monotonic()
+        left = min(deadline, last_event + KEEP_ALIVE) - time.monotonic()
         return loop.call_later(max(left, 0.0), arrived.put_nowait, _Sign.LOOK)
 
     tasks, timer = [asyncio.create_task(run(decoding)) for decoding in decodings], look_again()
@@ -257,12 +257,12 @@ async def _merged(
                 now = time.monotonic()
                 if now >= deadline:
                     raise _out_of_time()
-                if now >= heard + KEEP_ALIVE:
-                    heard = now
+                if now >= last_event + KEEP_ALIVE:
+                    last_event = now
                     yield None
                 timer = look_again()
                 continue
-            heard = time.monotonic()
+            last_event = time.monotonic()
             if isinstance(item, Exception):
                 raise item
             if isinstance(item, Gain):

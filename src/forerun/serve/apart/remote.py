@@ -31,7 +31,7 @@ from forerun.serve.apart.wire import (
     pack,
     unpack_scored,
 )
-from forerun.serve.backend import Backend, Hear, State
+from forerun.serve.backend import Backend, OnGained, State
 from forerun.serve.errors import ApiError
 from forerun.serve.grammar import GrammarProcessor
 from forerun.types import Origin
@@ -65,7 +65,7 @@ class RemoteStream:
         self.ending: Ended | None = None
         self.error: Exception | None = None
         self.told = 0.0  # when its listener was
-        self._hear: Hear | None = None
+        self._on_gained: OnGained | None = None
         self._failure: Exception | None = None  # of the listener
         self._is_closed = False
         self._waiter: asyncio.Future[None] | None = None
@@ -74,15 +74,15 @@ class RemoteStream:
     def has_ended(self) -> bool:
         return self.ending is not None or self.error is not None
 
-    async def listen(self, hear: Hear) -> None:
-        self._hear = hear
+    async def listen(self, on_gained: OnGained) -> None:
+        self._on_gained = on_gained
         try:
             self.tell()
-            while self._hear is not None and not self.has_ended:
+            while self._on_gained is not None and not self.has_ended:
                 await self._wait()
-            has_enough = self._hear is None
+            has_enough = self._on_gained is None
         finally:
-            self._hear = None
+            self._on_gained = None
         if (error := self._failure or (None if has_enough else self.error)) is not None:
             raise error
 
@@ -106,15 +106,15 @@ class RemoteStream:
 
     def tell(self) -> None:
         """What has come, to whoever listens, here and now: to wake a task for it takes as long as to write it."""
-        if self._hear is None or not self.gains:
+        if self._on_gained is None or not self.gains:
             return
         gains, self.gains = self.gains, []
         try:
-            if self._hear(gains):
+            if self._on_gained(gains):
                 return
         except Exception as error:  # is the listener's, not of the connection that other streams share
             self._failure = error
-        self._hear = None
+        self._on_gained = None
         self._wake()
 
     def _wake(self) -> None:
@@ -241,7 +241,7 @@ class RemoteBackend(Backend, asyncio.Protocol):
                     stream.gains.append(RemoteGain(tokens, codes, logprobs))
                     self._fresh[number] = stream
             for each in message.messages:
-                self._hear(each)
+                self._take(each)
         self._tell_due()
 
     def connection_lost(self, error: Exception | None) -> None:
@@ -259,7 +259,7 @@ class RemoteBackend(Backend, asyncio.Protocol):
         if not self._is_closing:
             self.on_lost()
 
-    def _hear(self, message: Any) -> None:
+    def _take(self, message: Any) -> None:
         match message:
             case Ended(number):
                 self._end(number, ending=message)
