@@ -465,5 +465,5 @@ def test_a_row_that_waits_no_longer_leaves_no_copy_of_its_prompt() -> None:
     )
     full = Mock(spec=KeyValueCache, num_tokens=1, takes=lambda needs, new: False)
     admission = Admission()
-    assert not admission.fits([full], [], row) and len(admission._beginning) == 8
-    assert admission.fits([], [], row) and not admission._beginning
+    assert not admission.fits([full], [], row) and len(admission._prefix) == 8
+    assert admission.fits([], [], row) and not admission._prefix

@@ -20,8 +20,8 @@ from forerun.types import Rule
 
 NAME, CONTROL = "sampled law", "control"
 LENGTH = 3  # new tokens of a continuation: a draft of two and what follows
-MOST_TESTS = 6  # the first token, and continuations of the most frequent beginnings
-LEAST_SAMPLES = 60  # a beginning seen less often says too little about what follows
+MOST_TESTS = 6  # the first token, and continuations of the most frequent prefixes
+LEAST_SAMPLES = 60  # a prefix seen less often says too little about what follows
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,18 +34,18 @@ class Draws:
 
 @dataclass(frozen=True, slots=True)
 class LawTest:
-    """Compares continuations of one prompt with the target's exact law after each beginning."""
+    """Compares continuations of one prompt with the target's exact law after each prefix."""
 
     pair: CheckedPair
     prompt: Sequence[int]
     settings: CheckSettings
     rounding: float
 
-    def fit(self, tokens: Sequence[Sequence[int]], beginning: tuple[int, ...]) -> Fit:
-        """What follows `beginning`, where something follows."""
-        n = len(beginning)
-        counts = Counter(t[n] for t in tokens if len(t) > n and tuple(t[:n]) == beginning)
-        logits = reference.logits_after(self.pair.model, [*self.prompt, *beginning])
+    def fit(self, tokens: Sequence[Sequence[int]], prefix: tuple[int, ...]) -> Fit:
+        """What follows `prefix`, where something follows."""
+        n = len(prefix)
+        counts = Counter(t[n] for t in tokens if len(t) > n and tuple(t[:n]) == prefix)
+        logits = reference.logits_after(self.pair.model, [*self.prompt, *prefix])
         law = reference.law(logits, self.settings.params)
         doubtful = reference.edge(logits, self.settings.params, self.rounding)
         return fit(counts, law, reference.slack(self.rounding, self.settings.temperature), doubtful)
@@ -59,9 +59,9 @@ def check_distribution(
     best = max(range(len(laws)), key=lambda i: most_telling(laws[i])[1])
     test = LawTest(pair, prompts[best], settings, rounding)
     draws = _draw(pair, test.prompt, settings, reporter, "sampled law", max_new_tokens=LENGTH)
-    beginnings = _beginnings(draws.tokens)
-    level = settings.alpha / len(beginnings)
-    fits = {beginning: test.fit(draws.tokens, beginning) for beginning in beginnings}
+    prefixes = _prefixes(draws.tokens)
+    level = settings.alpha / len(prefixes)
+    fits = {prefix: test.fit(draws.tokens, prefix) for prefix in prefixes}
     return [_finding(pair, settings, draws, fits, level), _check_control(test, laws[best], level, reporter)]
 
 
@@ -86,10 +86,10 @@ def _draw(
     return Draws(tokens, Stats.total(stats))
 
 
-def _beginnings(tokens: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
+def _prefixes(tokens: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
     """The empty one and the most frequent others. They are chosen by their own counts, never by what follows them."""
     counts = Counter(tuple(t[:n]) for t in tokens for n in range(1, LENGTH) if len(t) > n)
-    frequent = [beginning for beginning, count in counts.most_common(MOST_TESTS - 1) if count >= LEAST_SAMPLES]
+    frequent = [prefix for prefix, count in counts.most_common(MOST_TESTS - 1) if count >= LEAST_SAMPLES]
     return [(), *frequent]
 
 

@@ -22,7 +22,7 @@ class Admission:
     def __init__(self) -> None:
         self._round_tokens = FIRST_ROUND
         self._copied: tuple[int, int] | None = None  # the handle and the length of the row below
-        self._beginning: list[int] = []
+        self._prefix: list[int] = []
         self._needs: dict[KeyValueCache, int] = {}  # of the running rows, while newcomers are taken in
 
     def observe(self, tokens: int) -> None:
@@ -42,7 +42,7 @@ class Admission:
             self._needs = {cache: cache.needs(ends) for cache in bounded}
         has_room = all(cache.takes(self._needs[cache], asked) for cache in bounded)
         if has_room and new is not None:  # it waits no longer
-            self._copied, self._beginning = None, []
+            self._copied, self._prefix = None, []
         return has_room
 
     def count(self, new: Row) -> None:
@@ -76,8 +76,8 @@ class Admission:
         """All tokens of a row but its last, copied once: it may be asked about in every step, and be long."""
         of = row.handle, len(row.history)
         if self._copied != of:
-            self._copied, self._beginning = of, row.history[:-1]
-        return self._beginning
+            self._copied, self._prefix = of, row.history[:-1]
+        return self._prefix
 
     def _end(self, row: Row) -> int:
         """Keys a row needs for the coming round, in which its last token is the first that is scored."""

@@ -18,7 +18,7 @@ from forerun.engine.memory import is_out_of_memory
 from forerun.engine.pair import Pair
 from forerun.engine.roster import Roster
 from forerun.engine.row import Row, RowText
-from forerun.models.scorer import LONG_BEGINNING
+from forerun.models.scorer import LONG_PREFIX
 
 # Tokens of prompts that a step encodes beside rows that decode: as long as some rounds take.
 PROMPT_TOKENS = {"cuda": 512, "cpu": 128}
@@ -79,7 +79,7 @@ class PromptReader:
             row.is_reading = row.handle in ending or target.length(row.number) < len(row.history) - 1
             target.remember(row.number, row.history)
         self._copy(copying, ending)
-        self._copy_beginnings(following.values(), ending)
+        self._copy_prefixes(following.values(), ending)
         has_more = any(row.is_reading and row.handle not in ending for row in rows)
         if is_waited_for and has_more and target.device.type == "cuda":
             torch.cuda.synchronize(target.device)  # or the device would have the whole prompt before anybody comes
@@ -165,7 +165,7 @@ class PromptReader:
                 continue
             row.is_reading = self.target.length(row.number) < len(row.history) - 1
 
-    def _copy_beginnings(self, following: Iterable[tuple[Row, Row]], ending: Collection[int]) -> None:
+    def _copy_prefixes(self, following: Iterable[tuple[Row, Row]], ending: Collection[int]) -> None:
         """For rows that have waited: what they have in common with one that has read it all by now."""
         for row, leader in following:
             known, had = self.target.length(leader.number), self.target.length(row.number)
@@ -198,10 +198,10 @@ def followers(rows: Sequence[Row], lengths: Sequence[int]) -> dict[int, Row]:
     """
     leaders: dict[object, int] = {}
     for place, row in enumerate(rows):
-        key = _beginning(row)
+        key = _prefix(row)
         if key not in leaders or lengths[place] > lengths[leaders[key]]:
             leaders[key] = place
-    places = {place: leaders[_beginning(row)] for place, row in enumerate(rows)}
+    places = {place: leaders[_prefix(row)] for place, row in enumerate(rows)}
     return {
         place: rows[leader]
         for place, leader in places.items()
@@ -219,5 +219,5 @@ def reads_for(leader: Row, row: Row, read: int, known: int) -> bool:
     return known <= read < len(row.history) - 1 and all(row.history[i] == leader.history[i] for i in places)
 
 
-def _beginning(row: Row) -> object:
-    return row.request.source, *row.history[:LONG_BEGINNING]
+def _prefix(row: Row) -> object:
+    return row.request.source, *row.history[:LONG_PREFIX]

@@ -46,7 +46,7 @@ from forerun.types import RaggedRows, Source
 PREFILL_TOKENS = 2048
 PREFILL_TOKENS_GPU = 4096
 Unread = tuple[int, list[int]]  # a row, and tokens that it has not taken in
-LONG_BEGINNING = 64  # tokens that texts must begin with in common before one waits for the other's keys
+LONG_PREFIX = 64  # tokens that texts must begin with in common before one waits for the other's keys
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,7 +294,7 @@ class Scorer:
         return ends.logits
 
     def _feed_shared(self, rows: Sequence[int], blocks: Sequence[Sequence[int]], ends: PromptEnds) -> None:
-        shared = self._shared_beginnings(rows, blocks)
+        shared = self._shared_prefixes(rows, blocks)
         new = dict(zip(rows, blocks, strict=True))
         self._feed([(row, block) for row, block in new.items() if row not in shared], ends)
         for row, (source, count) in shared.items():
@@ -373,13 +373,13 @@ class Scorer:
             keep = to_device(int64(end - 1 for row, end in last if row in ending), self.device)
         return self._run(rows, counts, self._tokens(blocks), wants_logits=bool(ending), keep=keep, body=body).logits
 
-    def _shared_beginnings(self, rows: Sequence[int], blocks: Sequence[Sequence[int]]) -> dict[int, tuple[int, int]]:
+    def _shared_prefixes(self, rows: Sequence[int], blocks: Sequence[Sequence[int]]) -> dict[int, tuple[int, int]]:
         """Empty rows that are given the text of an earlier empty row, or begin alike for long: that row, how many."""
         first: dict[tuple[Any, ...], tuple[int, Sequence[int]]] = {}
         shared = {}
         for row, block in zip(rows, blocks, strict=True):
             if len(block) and self.cache.length(row) == 0:
-                earlier, text = first.setdefault((self._read_by(row), *block[:LONG_BEGINNING]), (row, block))
+                earlier, text = first.setdefault((self._read_by(row), *block[:LONG_PREFIX]), (row, block))
                 if earlier != row:
                     shared[row] = earlier, common_length(text, block)
         return shared

@@ -8,7 +8,7 @@ from forerun.serve.settings import AddressSettings
 
 APPLICATION = "forerun"
 DEPLOYMENT = "Forerun"
-ROUTER = "forerun.serve.replicas.router:BeginningsRouter"
+ROUTER = "forerun.serve.replicas.router:PrefixRouter"
 MIDDLEWARES = "forerun.serve.replicas.proxy:middlewares"
 OURS_ALONE = "FORERUN_RAY_IS_OURS"
 """In the environment of a cluster that was started by us, and on which nobody else has applications."""

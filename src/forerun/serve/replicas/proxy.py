@@ -19,10 +19,10 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from forerun.serve.errors import RETRY_AFTER, ApiError
-from forerun.serve.replicas.beginnings import beginnings
 from forerun.serve.replicas.metrics import all_metrics
 from forerun.serve.replicas.names import OURS_ALONE
 from forerun.serve.replicas.pipe import BODY, PIPED, STREAM, Exchange, Pipe
+from forerun.serve.replicas.prefixes import prefixes
 
 log = logging.getLogger("ray.serve")
 SESSION = "x-session-id"  # the header by which Ray knows which requests belong together
@@ -87,7 +87,7 @@ async def _read(scope: Scope, receive: Receive, is_ours: bool) -> Receive:
             while not read or _goes_on(read[-1]):
                 read.append(await receive())
     body = b"".join(message.get("body", b"") for message in read)
-    if SESSION not in headers and (hashes := beginnings(body)):
+    if SESSION not in headers and (hashes := prefixes(body)):
         headers[SESSION] = " ".join(hashes)
     if read and not _goes_on(read[-1]):
         scope[BODY] = body

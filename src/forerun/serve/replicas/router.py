@@ -7,10 +7,10 @@ from typing import Any
 
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
-from forerun.serve.replicas.beginnings import Homes
+from forerun.serve.replicas.prefixes import Homes
 
 
-class BeginningsRouter(RequestRouter):
+class PrefixRouter(RequestRouter):
     """Ray's router asks it for candidates in order of preference, and takes the first group in which one has room.
 
     The hashes of a request, or whatever its client calls its session, come in the header X-Session-Id, which Ray reads.

@@ -20,7 +20,7 @@ DIGEST_BYTES = 8
 Replica = TypeVar("Replica", bound=Hashable)
 
 
-def beginnings(body: bytes) -> list[str]:
+def prefixes(body: bytes) -> list[str]:
     """Hashes of the beginnings of the prompt in a request's body; none where there is no prompt to be seen."""
     try:
         asked = json.loads(body)

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from forerun.serve.replicas.beginnings import BLOCK, MOST_BLOCKS, Homes, beginnings
+from forerun.serve.replicas.prefixes import BLOCK, MOST_BLOCKS, Homes, prefixes
 
 
 def chat(*texts: str, **more: Any) -> list[str]:
     messages = [{"role": "user" if at % 2 else "system", "content": text} for at, text in enumerate(texts)]
-    return beginnings(json.dumps({"model": "m", "messages": messages, **more}).encode())
+    return prefixes(json.dumps({"model": "m", "messages": messages, **more}).encode())
 
 
 def shared(one: list[str], other: list[str]) -> int:
@@ -29,7 +29,7 @@ def test_a_chat_that_goes_on_keeps_its_beginning() -> None:
 
 
 def test_what_stands_behind_the_difference_is_not_shared() -> None:
-    one, other = (beginnings(json.dumps({"prompt": "a" * BLOCK + x + "b" * 3 * BLOCK}).encode()) for x in "xy")
+    one, other = (prefixes(json.dumps({"prompt": "a" * BLOCK + x + "b" * 3 * BLOCK}).encode()) for x in "xy")
     assert (len(one), shared(one, other)) == (4, 1)
 
 
@@ -39,7 +39,7 @@ def test_tools_come_first() -> None:
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[1]", b"{}", b'{"prompt": ""}', b"\xff\xfe"])
 def test_bodies_without_a_prompt(body: bytes) -> None:
-    assert beginnings(body) == []
+    assert prefixes(body) == []
 
 
 @pytest.mark.parametrize(("opened", "closed"), [(100_000, 0), (900, 900), (100_000, 100_000)])
@@ -48,21 +48,21 @@ def test_bodies_that_nest_too_deeply_are_left_to_the_application(opened: int, cl
     nested = b"[" * opened + b"]" * closed
 
     def deep(frames: int) -> list[str]:
-        return deep(frames - 1) if frames else beginnings(b'{"messages": ' + nested + b"}")
+        return deep(frames - 1) if frames else prefixes(b'{"messages": ' + nested + b"}")
 
-    right = beginnings(json.dumps({"prompt": f"[{nested.decode()}]"}).encode()) if opened == closed else []
+    right = prefixes(json.dumps({"prompt": f"[{nested.decode()}]"}).encode()) if opened == closed else []
     assert deep(sys.getrecursionlimit() // 3) in ([], right)
 
 
 def test_a_nested_body_that_can_be_read() -> None:
-    assert beginnings(b'{"messages": [[["a"]]]}') == beginnings(json.dumps({"prompt": '[[[["a"]]]]'}).encode()) != []
+    assert prefixes(b'{"messages": [[["a"]]]}') == prefixes(json.dumps({"prompt": '[[[["a"]]]]'}).encode()) != []
 
 
 def test_ids_short_prompts_and_long_ones() -> None:
-    ids = beginnings(json.dumps({"prompt": [*range(900)]}).encode())
-    assert len(ids) > 2 and ids == beginnings(json.dumps({"prompt": [*range(900)]}).encode())
-    assert len(beginnings(b'{"prompt": "abc"}')) == 1
-    assert len(beginnings(json.dumps({"prompt": "x" * (MOST_BLOCKS + 9) * BLOCK}).encode())) == MOST_BLOCKS
+    ids = prefixes(json.dumps({"prompt": [*range(900)]}).encode())
+    assert len(ids) > 2 and ids == prefixes(json.dumps({"prompt": [*range(900)]}).encode())
+    assert len(prefixes(b'{"prompt": "abc"}')) == 1
+    assert len(prefixes(json.dumps({"prompt": "x" * (MOST_BLOCKS + 9) * BLOCK}).encode())) == MOST_BLOCKS
 
 
 def test_the_longest_beginning_decides() -> None:
