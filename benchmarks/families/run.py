@@ -230,7 +230,7 @@ def _on_gpu(family: str, model: PreTrainedModel, asked: Settings, is_described: 
 
 
 def _prompts(family: str, model: PreTrainedModel, asked: Settings, is_described: bool, note: Note) -> list[Step]:
-    """Seconds of a call that reads a prompt and gives one token, by turns."""
+    """Seconds of a call that reads a prompt and gives one token, by turns, each time in the other order."""
     steps = []
     use = "on" if model.device.type == "cuda" else "auto"  # on a CPU long prompts may be the modules', as for users
     decoder = _decoder(model, use, note if is_described else lambda _: None, cache_tokens=2 * max(asked.prompts))
@@ -239,8 +239,8 @@ def _prompts(family: str, model: PreTrainedModel, asked: Settings, is_described:
         ids = torch.randint(5, 30000, (1, length), generator=generator).to(model.device)
         mask, best = torch.ones_like(ids), {PROMPT: float("inf"), THEIR_PROMPT: float("inf")}
         calls = {PROMPT: decoder.generate, THEIR_PROMPT: model.generate}
-        for _ in range(1 + asked.repeats):  # the first compiles
-            for method, generate in calls.items():
+        for turn in range(1 + asked.repeats):  # the first compiles
+            for method, generate in sorted(calls.items(), reverse=bool(turn % 2)):
                 ids[0, 0] += 1  # no beginning that anybody keeps
                 run = partial(generate, ids, attention_mask=mask, max_new_tokens=1, do_sample=False)
                 best[method] = min(best[method], timed(model.device, run)[1])
