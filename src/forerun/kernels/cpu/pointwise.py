@@ -75,9 +75,10 @@ def activate_rows(
 
 @njit(nogil=True, parallel=True, cache=True)
 def finish_rows(
-    heads: Floats,  # [N, (heads + 2 kv heads) * size] as the products made them
+    heads: Floats,  # of all tokens, as the products made them
     query: Floats,  # [heads, N, size] out
-    order: Ints,  # [heads + 2 kv heads] which head of `heads` is query, key, value 0, 1 ...
+    begins: Ints,  # [heads + 2 kv heads] where query, key, value 0, 1 ... of the first token is in `heads`
+    strides: Ints,  # [heads + 2 kv heads] numbers from there to the next token's
     layers: Any,  # [layers] of `stack.LAYER`
     index: int,
     angles: Floats,  # [tables, positions, 2 T]
@@ -95,13 +96,14 @@ def finish_rows(
             end = min(begin + TOGETHER, last)
             if layers[index].head_norms == ALL_AS_ONE:  # such heads stand in order
                 for n in range(begin, end):
-                    norm(heads[n, : num_heads * size], layers[index].query_norm, heads[n, : num_heads * size])
-                    keys = heads[n, num_heads * size : (num_heads + num_kv_heads) * size]
+                    queries = heads[begins[0] + n * strides[0] :][: num_heads * size]
+                    norm(queries, layers[index].query_norm, queries)
+                    keys = heads[begins[num_heads] + n * strides[num_heads] :][: num_kv_heads * size]
                     norm(keys, layers[index].key_norm, keys)
             for unit in range(num_heads + 2 * num_kv_heads):
                 _finish_unit(
-                    unit, begin, end, order[unit] * size, heads, query, layers[index], angles, positions, addresses,
-                    interleaved, num_kv_heads,
+                    unit, begin, end, heads[begins[unit] :], strides[unit], query, layers[index], angles, positions,
+                    addresses, interleaved, num_kv_heads,
                 )  # fmt: skip
 
 
@@ -110,8 +112,8 @@ def _finish_unit(
     unit: int,
     begin: int,
     end: int,
-    place: int,
-    heads: Floats,
+    heads: Floats,  # from this unit's first number on
+    stride: int,
     query: Floats,
     layer: Any,
     angles: Floats,
@@ -128,15 +130,14 @@ def _finish_unit(
     skip = head * size if layer.head_norms == OWN_GAINS else 0
     if has_norm and not is_value:
         for n in range(begin, end):
-            part = heads[n, place : place + size]
+            part = heads[n * stride :][:size]
             norm(part, layer.query_norm if is_query else layer.key_norm, part, skip)
     if layer.table >= 0 and not is_value:
         for n in range(begin, end):
-            rotate(heads[n, place : place + size], angles[layer.table, positions[n]], interleaved)
+            rotate(heads[n * stride :][:size], angles[layer.table, positions[n]], interleaved)
     if is_query:
         for n in range(begin, end):
-            for i in range(size):
-                query[unit, n, i] = heads[n, place + i]
+            _copy(heads[n * stride :], query[unit, n])
         return
     pool = carray(
         pointer(layer.values if is_value else layer.keys),
@@ -144,5 +145,10 @@ def _finish_unit(
         np.float32,
     )
     for n in range(begin, end):
-        for i in range(size):
-            pool[addresses[n], head, i] = heads[n, place + i]
+        _copy(heads[n * stride :], pool[addresses[n], head])
+
+
+@compiled()
+def _copy(source: Floats, out: Floats) -> None:
+    for i in range(len(out)):
+        out[i] = source[i]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import accumulate
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -111,17 +112,22 @@ class LibraryBody(cpu.CpuBody):
         """What attention reads [N, H], and queries [Hq, N, D]; keys and values are where `layers` say."""
         decoder, inner = self.decoder, torch.empty_like(x)
         pointwise.norm_rows(x.numpy(), self._layers, index, False, inner.numpy(), self.num_threads)
-        heads = _products(inner, spec.qkv, room)
         query = x.new_empty(decoder.num_heads, len(x), decoder.head_size)
         pointwise.finish_rows(
-            heads.numpy(), query.numpy(), self._order(spec), layers, index, self._angles, positions, addresses,
-            decoder.is_interleaved, decoder.num_key_heads, self.num_threads,
+            _products(inner, spec.qkv, room).numpy(), query.numpy(), *self._head_places(spec, len(x)), layers, index,
+            self._angles, positions, addresses, decoder.is_interleaved, decoder.num_key_heads, self.num_threads,
         )  # fmt: skip
         return inner, query
 
-    def _order(self, spec: Attention) -> Ints:
+    def _head_places(self, spec: Attention, tokens: int) -> tuple[Ints, Ints]:
+        """Where `_products` puts the first token's query, key and value heads; how far from there the next one's."""
         count = self.decoder.num_heads + 2 * self.decoder.num_key_heads
-        return np.array(range(count) if spec.head_order is None else spec.head_order, dtype=np.int64)
+        order = np.array(range(count) if spec.head_order is None else spec.head_order, dtype=np.int64)
+        widths = np.array([by_outputs(product).shape[0] for product in spec.qkv], dtype=np.int64)
+        ends, columns = np.cumsum(widths), order * self.decoder.head_size
+        which = np.searchsorted(ends, columns, side="right")
+        before = (ends - widths)[which]  # outputs of the products before a head's
+        return before * tokens + columns - before, widths[which]
 
     def _finish_layer(
         self, index: int, layer: DecoderLayer, states: _States, inner: Tensor, query: Tensor, room: _Room
@@ -131,7 +137,8 @@ class LibraryBody(cpu.CpuBody):
         assert isinstance(spec, Attention) and isinstance(layer.mlp, Mlp)
         pools = self._pools[index].by_head
         mixed = attend_bands(query.transpose(0, 1), *pools, states.bands(spec.window), spec.scale)
-        delta = _products(mixed.reshape(len(x), -1), (spec.out,), room)
+        delta = torch.empty_like(x)
+        _multiply(mixed.reshape(len(x), -1), spec.out, delta, room)
         if layer.is_parallel:  # the MLP reads x before attention is added to it
             pointwise.norm_rows(x.numpy(), self._layers, index, True, inner.numpy(), threads)
         pointwise.add_rows(x.numpy(), delta.numpy(), self._layers, index, False, threads)
@@ -202,15 +209,13 @@ class _Room:
 
 
 def _products(x: Tensor, products: tuple[Product, ...], room: _Room) -> Tensor:
-    """Side by side, [N, sum of outputs].
-
-    Each is made in memory of its own first: what torch takes on ARM for rows that do not follow one another is slower
-    by half.
-    """
-    outputs = [x.new_empty(len(x), by_outputs(product).shape[0]) for product in products]
-    for product, out in zip(products, outputs, strict=True):
-        _multiply(x, product, out, room)
-    return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)
+    """One behind the other, each [N, outputs]: rows that do not follow one another are slower by half with what torch
+    takes on ARM."""
+    shapes = [(len(x), by_outputs(product).shape[0]) for product in products]
+    outputs = x.new_empty(sum(map(prod, shapes)))
+    for product, shape, out in zip(products, shapes, outputs.split([*map(prod, shapes)]), strict=True):
+        _multiply(x, product, out.view(shape), room)
+    return outputs
 
 
 def _multiply(x: Tensor, product: Product, out: Tensor, room: _Room) -> None:
