@@ -94,6 +94,23 @@ def test_an_answer_from_a_busy_moment_is_not_kept(monkeypatch: pytest.MonkeyPatc
     assert json.loads(measured.path().read_text())["measured"]["a thing"] == 2
 
 
+@pytest.mark.parametrize(("switches", "is_kept"), [(5, True), (10, False)])
+def test_long_calls_outlast_the_systems_own_threads(
+    switches: int, is_kept: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pass of a tenth of a second meets some of them on any machine; twice as many are another program's."""
+    state = {"clock": 0.0, "preemptions": 0}
+
+    def work() -> None:
+        state["clock"] += 0.1
+        state["preemptions"] += switches
+
+    monkeypatch.setattr(measured.time, "perf_counter", lambda: state["clock"])
+    monkeypatch.setattr(measured, "_preemptions", lambda: state["preemptions"])
+    assert measured.remembered("a pass", lambda: measured.seconds({"a": work})) == pytest.approx({"a": 0.1})
+    assert measured.path().exists() == is_kept
+
+
 def test_preemptions_are_counted_here() -> None:
     assert measured._preemptions() >= 0 and measured.resource is not None
 

@@ -215,7 +215,7 @@ def _measure_longest_pass(model: PreTrainedModel, threads: int) -> int | None:
             break
         embeddings = torch.rand(tokens, model.config.get_text_config(decoder=True).hidden_size, dtype=model.dtype)
         steps = {name: partial(_stepper(body, embeddings), tokens) for name, body in bodies.items()}
-        times = seconds(steps, 2)
+        times = seconds(steps, 3)
         behind = log(times["tiles"] / times["library"])
         if behind >= 0:
             share = 1 / 2 if ahead is None else ahead / (ahead + behind)
