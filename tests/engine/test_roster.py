@@ -55,11 +55,12 @@ def test_numbers_of_rows_that_left_are_given_again_the_lowest_first() -> None:
 def test_the_newest_waits_before_all_others_and_whoever_is_left_can_go_on() -> None:
     made = roster(3)
     made.waiting.append(row := made.running.pop(0))  # one that came before it, and has never run
-    row.first_logits = made.running[1].first_logits = torch.zeros(97)
+    row.first_logits = made.running[1].first_logits = made.running[2].first_logits = torch.zeros(97)
     made.is_crowded = True
     with torch.inference_mode():
         made.preempt_newest()
     assert [row.handle for row in made.waiting] == [2, 0] and list(made.running) == [1]
+    assert made.waiting[0].first_logits is None, "memory is short, and all prompts' logits hang on a row's"
     assert made.is_blocked and not made.is_crowded and made.num_preempted == 1
     assert made.target.cache.rows == (1,) and made.target.length(1) == 3
     assert not made.unjudged, "its round is done anew, and so is the pass that its first token is drawn from"
@@ -73,6 +74,7 @@ def test_all_begin_again_in_the_order_in_which_they_ran(keep_rows: int) -> None:
     made.running[0].first_logits = torch.zeros(97)
     made.start_over()
     assert [row.handle for row in made.waiting] == [0, 2] and not made.running
+    assert all(row.first_logits is None for row in made.waiting)
     assert made.target.cache.rows == () and 1 not in made.prefixes
     first = made.waiting[0]
     with torch.inference_mode():

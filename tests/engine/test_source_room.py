@@ -12,7 +12,7 @@ from pytest import MonkeyPatch
 from engine.device_engines import SAMPLED, texts
 from engine.room import SIZE, check_blocks, check_nothing_is_held, paged, watched_memory
 from forerun import SpeculativeDecoder
-from forerun.cache.base import STRAY, CacheFull, KeyValueCache
+from forerun.cache.base import STRAY, CacheFull, CacheLayer, KeyValueCache
 from forerun.cache.paged import PagedCache
 from forerun.cache.ragged import RaggedCache
 from forerun.config import Kernels
@@ -238,6 +238,74 @@ def test_a_source_is_counted_with_as_many_positions_as_it_has(family: str) -> No
         states, _ = target.encoder.run([source_of(row)])
         assert target.encoder.length(source_of(row)) == len(states[0])
         assert target.encoder.length(Source(states=states[0])) == len(states[0])
+
+
+class Interrupted(list[Source]):
+    """A list whose user presses Ctrl-C as it grows."""
+
+    def append(self, source: Source) -> None:
+        raise KeyboardInterrupt
+
+
+@EITHER
+def test_an_interrupt_as_a_row_begins_to_read_leaves_nothing_behind(form: Any) -> None:
+    target = Seq2SeqScorer(tiny_model("bart"), cache=form(256))
+    target.admit(0)
+    target.sources.waiting = Interrupted()
+    with pytest.raises(KeyboardInterrupt):
+        target.read(0, Source(ids=(5, 6, 7)))
+    target.sources.waiting = []
+    target.release(0)
+    assert target.sources.cache.rows == () and not target.sources.is_read(Source(ids=(5, 6, 7)))
+    if isinstance(target.cache, PagedCache):
+        target.cache.check()
+        assert target.cache.num_used == 0
+
+
+@EITHER
+def test_what_is_reset_only_half_reads_no_old_blocks(form: Any, monkeypatch: MonkeyPatch) -> None:
+    """A second Ctrl-C: a source that is still taken for read would find the keys of whoever has its blocks by then."""
+    target, source = Seq2SeqScorer(tiny_model("bart"), cache=form(256)), Source(ids=(5, 6, 7))
+    target.admit(0)
+    target.read(0, source)
+    target.encode()
+    clear = type(target.cache).clear
+
+    def interrupted(cache: KeyValueCache) -> None:
+        clear(cache)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(target.cache), "clear", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            target.reset()
+    assert not target.sources.is_read(source)
+
+
+def test_an_interrupt_as_room_is_given_back_leaves_all_layers_alike() -> None:
+    rows = RaggedCache(400)
+    rows.admit(0)
+    rows.admit(1)
+    places = rows.extend([0], [20])
+    for index in (0, 1):
+        rows.write(index, rows.addresses(places), torch.ones(20, 2, 4), torch.ones(20, 2, 4))
+    rows.release(1)
+    before = rows.num_slots, rows.capacity
+    views, interrupts = CacheLayer.__post_init__, [KeyboardInterrupt()]
+
+    def interrupted(layer: CacheLayer) -> None:
+        if layer is rows.layers[1] and interrupts:
+            raise interrupts.pop()
+        views(layer)
+
+    with MonkeyPatch.context() as patch:
+        patch.setattr(CacheLayer, "__post_init__", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            rows._give_back_reserve()
+    assert (rows.num_slots, rows.capacity) == before
+    assert {layer.keys.shape[:2] for layer in rows.layers.values()} == {before}
+    rows._give_back_reserve()
+    assert {layer.keys.shape[:2] for layer in rows.layers.values()} == {(rows.num_slots, rows.capacity)} != {before}
 
 
 def test_more_memory_than_rows_need_goes_to_sources_and_back() -> None:

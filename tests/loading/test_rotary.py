@@ -17,6 +17,7 @@ from forerun.kernels.cpu.narrow import NarrowWeight
 from forerun.loading import STORED, load_model
 from loading.gguf_writer import Raw, Typed, halved, llama_metadata, llama_tensors, plain, tiny_llama, write_gguf
 
+F64 = 28  # as llama.cpp counts formats
 SIZE = 8  # of a head: four frequencies
 THETA = 500_000.0
 LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
@@ -89,6 +90,14 @@ def test_factors_of_another_family_are_refused(tmp_path: Path) -> None:
     metadata |= {"general.architecture": "gemma3", "gemma3.rope.scaling.factor": Typed("f32", 8.0)}
     with pytest.raises(UnsupportedModel, match=r"'gemma3' model .*linear"):
         load_model(write_gguf(tmp_path / "tiny.gguf", metadata, llama_tensors(tiny)), device="cpu")
+
+
+def test_factors_in_a_format_that_is_not_read_are_refused(tmp_path: Path) -> None:
+    """transformers would ignore them, and answer with another model's text."""
+    factors = {"rope_freqs.weight": Raw((SIZE // 2,), F64, factors_of(8.0).double().numpy().tobytes())}
+    file, _ = written(tmp_path, {}, factors)
+    with pytest.raises(UnsupportedModel, match=r"'rope_freqs.weight'.*format 28.*convert the file anew"):
+        load_model(file, device="cpu")
 
 
 @pytest.mark.parametrize("kind", ["none", "linear"])

@@ -243,10 +243,17 @@ class RaggedCache(KeyValueCache):
         layers = list(self.layers.values())
         keys = [_resized(layer.keys, num_slots, capacity) for layer in layers]
         values = [_resized(layer.values, num_slots, capacity) for layer in layers]
-        self._set_size(num_slots, capacity)
-        for layer, *moved in zip(layers, keys, values, strict=True):
-            layer.keys, layer.values = moved
-            layer.__post_init__()
+        before = [(layer.keys, layer.values) for layer in layers]
+        try:
+            for layer, *moved in zip(layers, keys, values, strict=True):
+                layer.keys, layer.values = moved
+                layer.__post_init__()
+            self._set_size(num_slots, capacity)
+        except BaseException:  # an interrupt: layers of two sizes would be wrong addresses in some
+            for layer, stored in zip(layers, before, strict=True):
+                layer.keys, layer.values = stored
+                layer.__post_init__()
+            raise
 
     def _set_size(self, num_slots: int, capacity: int) -> None:
         if capacity < self.capacity:

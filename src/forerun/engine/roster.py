@@ -115,6 +115,7 @@ class Roster:
         It keeps what it has: output, round, stops, grammar. So it draws no random number twice.
         """
         newest = max(self.running.values(), key=lambda row: row.handle)
+        newest.first_logits = None  # a view of all prompts' logits
         self.target.remember(newest.number, newest.history)
         del self.running[newest.number]
         self.waiting.insert(0, newest)
@@ -193,6 +194,8 @@ class Roster:
     def start_over(self) -> None:
         """After an error the keys may be wrong: drop them all. All rows wait, to begin again from their texts."""
         rows = {row.handle: row for row in (*self.running.values(), *self.waiting)}
+        for row in rows.values():
+            row.first_logits = None
         held, self._held, self._free = self._held, set(), []
         self.waiting, self.running, self.is_crowded = list(rows.values()), {}, False
         self.prefixes.clear()

@@ -7,7 +7,6 @@ from that of the rows, and takes it when a row is said to read the source: so no
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count, groupby
@@ -41,7 +40,6 @@ class Sources:
     keys_of: Callable[[Source], int] = given_states  # how many keys a source will have, or more
     _of: dict[int, Source] = field(default_factory=dict)  # row -> source
     _number: dict[Source, int] = field(default_factory=dict)  # source -> its row in the cache
-    _readers: Counter[Source] = field(default_factory=Counter)
     waiting: list[Source] = field(default_factory=list)  # read by someone, not yet encoded
     unread: dict[Source, str] = field(default_factory=dict)  # why the encoder could not read it
     _numbers: Iterator[int] = field(default_factory=count)
@@ -51,12 +49,19 @@ class Sources:
         return source in self._number
 
     def read(self, row: int, source: Source) -> None:
-        """`row` reads `source` from now on. Raises `CacheFull`, with nothing changed, where its keys find no room."""
-        if source not in self._number:
+        """`row` reads `source` from now on. Raises `CacheFull`, with nothing changed, where its keys find no room.
+
+        The row comes first: whatever ends this early, who lets go of the row finds what was taken for it.
+        """
+        self._of[row] = source
+        if source in self._number:
+            return
+        try:
             self._number[source] = self._reserve(next(self._numbers), self.keys_of(source))
             self.waiting.append(source)
-        self._of[row] = source
-        self._readers[source] += 1
+        except BaseException:
+            self.release(row)
+            raise
 
     def _reserve(self, number: int, length: int) -> int:
         self.cache.admit(number)
@@ -70,22 +75,19 @@ class Sources:
     def release(self, row: int) -> Source | None:
         """The row reads no more; its source is returned where nobody else reads it."""
         source = self._of.pop(row, None)
-        if source is None:
+        if source is None or source in self._of.values():
             return None
-        self._readers[source] -= 1
-        if self._readers[source]:
-            return None
-        del self._readers[source]
         self.unread.pop(source, None)
         if source in self.waiting:
             self.waiting.remove(source)
-        self.cache.release(self._number.pop(source))
+        if (number := self._number.pop(source, None)) is not None:
+            self.cache.release(number)
         return source
 
     def clear(self) -> None:
         """Nobody reads anything any more."""
+        self._of, self._number, self.waiting, self.unread = {}, {}, [], {}
         self.cache.clear()
-        self._of, self._number, self._readers, self.waiting, self.unread = {}, {}, Counter(), [], {}
 
     def of(self, row: int) -> Source:
         if row not in self._of:

@@ -145,14 +145,15 @@ class Seq2SeqScorer(Scorer):
         return self._states[source]
 
     def release(self, row: int) -> None:
-        super().release(row)
         if (gone := self.sources.release(row)) is not None:
             self._states.pop(gone, None)
+        super().release(row)
 
     def reset(self) -> None:
-        super().reset()
+        """Sources first: an interrupt may come in between, and blocks of a pool that is new belong to no source."""
         self.sources.clear()
         self._states.clear()
+        super().reset()
 
     def score(
         self,
