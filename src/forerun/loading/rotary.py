@@ -49,6 +49,11 @@ def read_scaling(file: GgufFile) -> Scaling | None:
     prefix = f"{family}.rope.scaling."
     kind = str(file.metadata.get(f"{prefix}type", "linear"))
     factor = file.metadata.get(f"{prefix}factor") or file.metadata.get(f"{family}.rope.scale_linear") or 1.0
+    if lost := [name for name in FACTORS if name in file.unread]:
+        raise UnsupportedModel(
+            f"{file.path} keeps {lost[0]!r}, which scales its rotary frequencies, in format {file.unread[lost[0]]}, "
+            "which is not read here, and without it the text would be another model's; convert the file anew (F32)"
+        )
     factors = {name: file.tensor(name) for name in FACTORS if name in file.records}
     factors = {name: tensor for name, tensor in factors.items() if not bool((tensor == 1).all())}
     unknown = (*_attention(file, prefix), *(name for name in factors if name != FACTORS[0]))
