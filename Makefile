@@ -61,7 +61,7 @@ types: $(VENV)/.dev
 
 # One thread a worker: workers with two threads each on two cores are slower than this. Tests that share models or
 # compiled code share a worker (tests/support/workers.py).
-test: lint  ## Lint, and a quick test of every promise: seven to eight minutes on two cores
+test: lint  ## Lint, and a quick test of every promise: seven to ten minutes on two cores
 	$(TESTS) -m "not slow"
 
 test-slow: $(VENV)/.dev  ## What make test leaves out, forty minutes: more rules, families, drafters, larger samples

@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from benchmarks.arrivals.results import GOOD_FIRST, GOOD_TOKEN, Measurement, WarmedUp, percentile
+from benchmarks.arrivals.results import GOOD_FIRST, GOOD_TOKEN, Measurement, WarmedUp
+from forerun.bench.serve.results import percentile
 from forerun.measure.plot import Figure, Panel, Series
 from forerun.measure.provenance import Provenance
 from forerun.measure.record import Record
@@ -46,8 +47,8 @@ PROMPTS: Columns = {
     "found": lambda each: f"{each.found_tokens}",
     "shared read": lambda each: _number(each.times_shared_was_read, ".2f"),
     "first of first ms": lambda each: _number(each.firsts[0] if each.firsts else None, ".0f", 1e3),
-    "of later": lambda each: _number(percentile(each.later_firsts, 0.5) if each.later_firsts else None, ".0f", 1e3),
-    "99 %": lambda each: _number(percentile(each.later_firsts, 0.99) if each.later_firsts else None, ".0f", 1e3),
+    "of later": lambda each: _number(percentile(each.later_firsts, 50) if each.later_firsts else None, ".0f", 1e3),
+    "99 %": lambda each: _number(percentile(each.later_firsts, 99) if each.later_firsts else None, ".0f", 1e3),
 }
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from benchmarks.arrivals.serve import Outcome, Served
+from forerun.bench.serve.results import percentile
 
 GOOD_FIRST, GOOD_TOKEN = 0.2, 0.05
 """Seconds until the first token, and a token after it, that goodput counts as in time."""
@@ -102,10 +102,10 @@ def summarize(method: str, rate: float, penalised: float, shared: int, outcome: 
         requests=len(outcome.served),
         seconds=outcome.seconds,
         tokens=sum(each.tokens for each in served),
-        first_median=percentile(first, 0.5),
-        first_99=percentile(first, 0.99),
-        token_median=percentile(later, 0.5),
-        token_99=percentile(later, 0.99),
+        first_median=percentile(first, 50),
+        first_99=percentile(first, 99),
+        token_median=percentile(later, 50),
+        token_99=percentile(later, 99),
         goodput=sum(map(in_time, served)) / outcome.seconds,
         rounds=outcome.rounds,
         captured=outcome.captured,
@@ -132,9 +132,3 @@ def summarize(method: str, rate: float, penalised: float, shared: int, outcome: 
 
 def in_time(each: Served) -> bool:
     return each.first <= GOOD_FIRST and (each.per_token or 0.0) <= GOOD_TOKEN
-
-
-def percentile(values: Sequence[float], share: float) -> float:
-    """The smallest value that at least this share of them do not exceed."""
-    ordered = sorted(values)
-    return ordered[min(int(share * len(ordered)), len(ordered) - 1)] if ordered else float("nan")

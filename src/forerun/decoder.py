@@ -68,7 +68,7 @@ class SpeculativeDecoder:
     is "auto", a draft length, or a policy object: "auto" measures what pays, and in sampled calls that name a `seed`
     goes by acceptance alone, so that the same call gives the same tokens (a `CostModel()` measures in those, too);
     `rule` is one of `Rule`, all of them lossless, or a lossy one of
-    `forerun.rules` such as "lenient:0.5", of which the result then warns. `kernels` says whether kernels may stand in
+    `forerun.lossy` such as "lenient:0.5", of which the result then warns. `kernels` says whether kernels may stand in
     for torch, in passes, draws and judgements alike: "auto" (on a CPU where they measure faster), "on", "off", or None
     for what $FORERUN_KERNELS says when the decoder is made; drafters follow the target. `compile` says whether rounds
     on a CUDA device may be recorded as graphs, which costs a moment once a shape (`result.stats.seconds.capture`) and

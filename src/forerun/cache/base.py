@@ -21,6 +21,7 @@ from forerun.cache.journal import CacheJournal, Change, change
 from forerun.config import Kernels
 from forerun.errors import ForerunError
 from forerun.kernels.scaled_keys import ScaledKeys
+from forerun.math.scaled import Scheme
 from forerun.types import RaggedRows, Source
 
 STRAY = 128  # keys beyond its budget that a row which is alone may need: a tree, or rounds under way as it ends
@@ -108,6 +109,7 @@ class KeyValueCache(ABC):
     # Where rows' blocks lie, [slots, most blocks] int32 on the device, at an address that stays; None where every row
     # is one piece.
     table: Tensor | None = None
+    scheme: Scheme | None = None  # how keys and values are rounded
 
     def __init__(self) -> None:
         self.num_slots = 0

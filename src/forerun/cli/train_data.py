@@ -41,7 +41,10 @@ FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 @option(
     PROMPTS,
     "--prompts",
+    "--file",
     "-p",
+    "-f",
+    "prompts",
     multiple=True,
     type=FILE,
     metavar="FILE",

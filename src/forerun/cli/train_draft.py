@@ -59,7 +59,10 @@ FOLDER = click.Path(file_okay=False, path_type=Path)
 @option(
     DATA,
     "--prompts",
+    "--file",
     "-p",
+    "-f",
+    "prompts",
     multiple=True,
     type=FILE,
     metavar="FILE",

@@ -26,7 +26,10 @@ FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
 @option(
     DECODING,
     "--prompts",
+    "--file",
     "-p",
+    "-f",
+    "prompts",
     type=FILE,
     metavar="FILE",
     required=True,

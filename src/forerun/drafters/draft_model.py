@@ -62,6 +62,7 @@ class DraftModel(BranchingDrafter):
         self.ids: Tensor | None = None  # [Vd] all it can say, where that is not everything
         self.last_id: int | None = None  # that its embedding has; None where it has all of the target's
         self.score_last: ScoreLast | None = None  # lent by an engine that has its passes recorded
+        self._has_scorer = False
         self._folder = model if isinstance(model, ModelFolder) else None
         self._split: PreTrainedModel | None = None  # over processes, which run in step once the target has met them
         if not isinstance(model, ModelFolder):
@@ -90,7 +91,7 @@ class DraftModel(BranchingDrafter):
             twin._run_with(self.scorer.model, use=self.scorer.kernels)
         else:  # its model is made of the target's parts, or waits for the target's processes
             twin.ids = None
-            twin.__dict__.pop("scorer", None)
+            twin._has_scorer = False
         return twin
 
     def bind(self, target: Scorer, tokenizer: Any = None) -> None:
@@ -137,7 +138,7 @@ class DraftModel(BranchingDrafter):
 
     @property
     def draft_models(self) -> tuple[nn.Module, ...]:
-        scorer: Scorer | None = self.__dict__.get("scorer")  # None before it has met its target, for some
+        scorer = self.scorer if self._has_scorer else None  # some have to meet their target first
         return self.split_models if scorer is None else (scorer.model,)
 
     def num_unread(self, row: int, length: int) -> int:
@@ -203,6 +204,7 @@ class DraftModel(BranchingDrafter):
         use = use if target is None else target.kernels
         with Evaluation((model,)):
             self.scorer: Scorer = scorer_of(model, self.form, cache, use=use, is_draft=True, cache_tokens=tokens)
+        self._has_scorer = True
         self._count_embeddings(model)
 
     def _borrow_from(self, target: Scorer) -> None:
@@ -220,7 +222,7 @@ class DraftModel(BranchingDrafter):
 
     def _within_reach(self, context: DraftContext) -> DraftContext:
         """A draft model may have a shorter context than the target: rows beyond it get no draft."""
-        if not hasattr(self, "scorer"):
+        if not self._has_scorer:
             raise InvalidArgument(
                 "a DraftModel that is trained or split was used before it knew its target; give it to "
                 "SpeculativeDecoder or Engine"

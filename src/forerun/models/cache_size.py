@@ -78,7 +78,7 @@ def cache_scheme(name: str | None) -> Scheme | None:
 
 def describe(model: PreTrainedModel, cache: KeyValueCache) -> str:
     """Room and memory of a cache in words."""
-    each = bytes_per_token(model, getattr(cache, "scheme", None))
+    each = bytes_per_token(model, cache.scheme)
     tokens = cache.num_tokens
     if tokens is None:
         return f"as many tokens as rows need, {each / 1024:.0f} KiB each"
@@ -88,12 +88,12 @@ def describe(model: PreTrainedModel, cache: KeyValueCache) -> str:
 
 def default_tokens(model: PreTrainedModel, longest: int | None, scheme: Scheme | None = None) -> int:
     """As many as fit `SHARE` of the free memory, but no more than `MOST_TOKENS` or one row of the model's context."""
-    tokens = int(SHARE * free_bytes(model.device)) // bytes_per_token(model, scheme)
+    tokens = int(SHARE * free_device_bytes(model.device)) // bytes_per_token(model, scheme)
     most = MOST_TOKENS * (2 if getattr(model.config, "is_encoder_decoder", False) else 1)
     return min(tokens, max(most, longest or 0))
 
 
-def free_bytes(device: torch.device) -> int:
+def free_device_bytes(device: torch.device) -> int:
     """Memory of a CUDA device that nobody uses, torch's own reserve included."""
     free, _ = torch.cuda.mem_get_info(device)
     return int(free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device))
