@@ -49,6 +49,21 @@ def random_logits(rows: int, vocab: int, spread: float = 3.0, dtype: torch.dtype
     return (torch.randn(rows, vocab, dtype=torch.float64, generator=generator) * spread).to(dtype)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("special", [(), (torch.inf,), (torch.nan,), (-torch.inf,), (torch.inf, torch.nan)])
+def test_the_most_likely_is_torchs_argmax(dtype: torch.dtype, special: tuple[float, ...]) -> None:
+    """Ties go to the lowest id and NaN stands above all, whoever looks: in whole rows, columns and no row at all."""
+    generator = torch.Generator().manual_seed(1)
+    logits = torch.randint(-3, 3, (64, 1025), generator=generator).to(dtype)
+    logits[logits == 0] *= torch.where(torch.rand(int((logits == 0).sum()), generator=generator) < 0.5, -1, 1).to(dtype)
+    for value in special:
+        logits[torch.rand(logits.shape, generator=generator) < 0.002] = value
+    logits[5] = special[0] if special else 0.0
+    for view in (logits, logits[:, ::7], logits.T, logits[:0], logits[None, :3], logits[:3].clone().requires_grad_()):
+        assert torch.equal(laws.most_likely(view), view.argmax(dim=-1))
+    assert (laws.most_likely(logits.flip(-1)) != laws.most_likely(logits)).any()
+
+
 def one(logits: list[float], **settings: float) -> list[float]:
     """The law of one row as a list of probabilities."""
     params = SamplingParams(**{"temperature": 1.0, **settings})  # type: ignore[arg-type]

@@ -14,7 +14,7 @@ from torch import Tensor
 from forerun import ops
 from forerun.arguments import number
 from forerun.drafters.base import Drafter, empty_draft
-from forerun.math.laws import LogitLaw, PointMass, ReducedLaw
+from forerun.math.laws import LogitLaw, PointMass, ReducedLaw, most_likely
 from forerun.math.precision import working
 from forerun.models.scorer import Scorer
 from forerun.types import Adjuster, Draft, DraftContext, Law
@@ -182,7 +182,7 @@ def _draw(
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """A place [M] in each row of logits, whether the draft found it likely enough to go on, and the rows' summaries."""
     if context.params.all_greedy:
-        places = logits.argmax(dim=-1)
+        places = most_likely(logits)
         return places, None if stop_below is None else _plain_chances(logits, places) >= stop_below, None
     params = context.params.select(members)
     drawn = ops.sample(logits, params, context.uniforms[members, position], context.kernels)

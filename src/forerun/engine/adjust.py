@@ -19,6 +19,7 @@ from forerun.engine.bans import without_banned
 from forerun.engine.processor_state import ProcessorState
 from forerun.engine.request import LogitsProcessor, Request
 from forerun.errors import InvalidArgument
+from forerun.math.laws import most_likely
 from forerun.math.precision import working
 from forerun.math.transfer import int64, to_device
 from forerun.types import Adjuster
@@ -173,8 +174,8 @@ def _name(processor: LogitsProcessor) -> str:
 
 def _can_be_sampled(logits: Tensor) -> bool:
     """Whether every position has a token to choose, and none is infinitely likely or not a number."""
-    best = logits.amax(dim=-1)  # NaN where any logit is
-    return bool(best.isfinite().all())
+    best = most_likely(logits).unsqueeze(-1)  # NaN where any logit is
+    return bool(logits.gather(-1, best).isfinite().all())
 
 
 def _penalties(params: SamplingParams, request: Request, min_new_tokens: int = 0, use: Kernels | None = None) -> Step:
