@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, astuple, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 COUNTS = (
@@ -32,10 +32,10 @@ class Seconds:
         return self.draft + self.score + self.verify
 
     def __add__(self, other: Seconds) -> Seconds:
-        return Seconds(*(mine + more for mine, more in zip(astuple(self), astuple(other), strict=True)))
+        return Seconds(*(getattr(self, name) + getattr(other, name) for name in self.__slots__))
 
     def __sub__(self, other: Seconds) -> Seconds:
-        return Seconds(*(mine - less for mine, less in zip(astuple(self), astuple(other), strict=True)))
+        return Seconds(*(getattr(self, name) - getattr(other, name) for name in self.__slots__))
 
 
 @dataclass(slots=True, repr=False)

@@ -6,6 +6,8 @@ to happen. Whatever these functions name goes to the modules themselves.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any, NoReturn
 
 import torch
@@ -14,7 +16,7 @@ from torch.nn.modules import module as torch_module
 
 from forerun.errors import UnsupportedModel
 from forerun.kernels.cpu import narrow
-from forerun.kernels.cpu.narrow import is_narrow
+from forerun.kernels.cpu.narrow import NarrowWeight, is_narrow
 from forerun.kernels.scaled import ScaledWeight
 
 # transformers leaves these on a model once somebody has asked it for hidden states; they only collect, when asked to.
@@ -111,6 +113,19 @@ def address(weight: Tensor) -> int:
     if isinstance(weight, ScaledWeight):
         return weight.raw.data_ptr()
     return narrow.address(weight) or own_part(weight).data_ptr()  # a DTensor says 0
+
+
+def asks_address(weight: Tensor) -> Callable[[], int]:
+    """`address` of one weight, for those who ask before every pass: its kind does not change, where it lies may."""
+    if type(weight) is nn.Parameter:
+        return weight.data_ptr
+    if isinstance(weight, NarrowWeight | ScaledWeight):
+        return partial(_address_of_raw, weight)  # which an assignment to `data` exchanges
+    return partial(address, weight)
+
+
+def _address_of_raw(weight: NarrowWeight | ScaledWeight) -> int:
+    return weight.raw.data_ptr()
 
 
 def own_part(weight: Tensor) -> Tensor:

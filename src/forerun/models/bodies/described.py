@@ -25,7 +25,7 @@ class DescribedBody(FusedBody):
         """Take the description, and the weights where they lie now."""
         self.decoder = readers.describe(self.model)
         self._take_weights()
-        self._parameters = list(text_model(self.model).parameters())
+        self._addresses = [plain.asks_address(weight) for weight in text_model(self.model).parameters()]
         self._places = self._where()
 
     @abstractmethod
@@ -44,7 +44,7 @@ class DescribedBody(FusedBody):
             self._read()
 
     def _where(self) -> list[int]:
-        return [plain.address(parameter) for parameter in self._parameters]
+        return [address() for address in self._addresses]
 
     def _embedded(self, new: Tensor, positions: Tensor) -> Tensor:
         """[N] ids or [N, H] embeddings -> hidden states before the first layer; positions [N] int64."""
