@@ -15,7 +15,7 @@ from forerun.errors import ServerError
 from forerun.measure.record import Record, load
 from forerun.serve.apart.host import EngineHost, make_host
 from forerun.serve.apart.process import FrontProcess
-from forerun.serve.apart.wire import Beginning
+from forerun.serve.apart.wire import StartMessage
 from forerun.serve.model import ServedModel
 from forerun.serve.settings import AddressSettings, ServiceSettings
 
@@ -44,8 +44,8 @@ class Servers:
                 ready.set()
 
             address = AddressSettings(port=0, log_level="error")
-            beginning = Beginning(model, self._settings, address, is_split=False)
-            self._thread = threading.Thread(target=self._host.run, args=(beginning, on_ready), name="host", daemon=True)
+            start = StartMessage(model, self._settings, address, is_split=False)
+            self._thread = threading.Thread(target=self._host.run, args=(start, on_ready), name="host", daemon=True)
             self._thread.start()
             if not ready.wait(PATIENCE):
                 raise ServerError("the server did not start")

@@ -15,7 +15,7 @@ import uvicorn
 from forerun import PromptLookup, SpeculativeDecoder
 from forerun.serve.apart.host import EngineHost
 from forerun.serve.apart.remote import RemoteBackend
-from forerun.serve.apart.wire import Beginning, receive
+from forerun.serve.apart.wire import StartMessage, receive
 from forerun.serve.app import create_app
 from forerun.serve.backend import LocalBackend
 from forerun.serve.direct import DirectMiddleware
@@ -102,7 +102,7 @@ def running(
     model = ServedModel.of(decoder, tokenizer or byte_tokenizer(), NAME, created=0, drafter_name="lookup")
     backend = LocalBackend(decoder)
     with (
-        hosted(Beginning(model, limits, AddressSettings(), backend.is_split), backend)
+        hosted(StartMessage(model, limits, AddressSettings(), backend.is_split), backend)
         if apart
         else nullcontext(TextService(model, backend, limits)) as service,
         listening(service, key, decoder, direct, address) as server,
@@ -111,12 +111,12 @@ def running(
 
 
 @contextmanager
-def hosted(beginning: Beginning, backend: LocalBackend) -> Iterator[TextService]:
+def hosted(start: StartMessage, backend: LocalBackend) -> Iterator[TextService]:
     """A service as another process makes it, of what it is told over a socket."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        host = EngineHost(backend, beginning.model, ours)
-        thread = threading.Thread(target=host.run, args=(beginning, print))
+        host = EngineHost(backend, start.model, ours)
+        thread = threading.Thread(target=host.run, args=(start, print))
         thread.start()
         try:
             (told,) = receive(theirs).messages

@@ -31,7 +31,6 @@ from forerun.serve.apart.remote import RemoteBackend, RemoteStream
 from forerun.serve.apart.wire import (
     SCORED_TOKENS,
     Abort,
-    Beginning,
     ComeAround,
     Drain,
     Ended,
@@ -41,6 +40,7 @@ from forerun.serve.apart.wire import (
     Reply,
     RoundMessage,
     ScorePrompt,
+    StartMessage,
     Submit,
     pack,
     pack_scored,
@@ -274,8 +274,8 @@ def hosted() -> Iterator[tuple[EngineHost, socket.socket]]:
     decoder, (ours, theirs) = make_decoder(), socket.socketpair()
     model = ServedModel.of(decoder, byte_tokenizer(), "tiny", 0)
     host = EngineHost(LocalBackend(decoder), model, ours)
-    beginning = Beginning(model, ServiceSettings(), AddressSettings(), is_split=False)
-    thread = threading.Thread(target=host.run, args=(beginning, print))
+    start = StartMessage(model, ServiceSettings(), AddressSettings(), is_split=False)
+    thread = threading.Thread(target=host.run, args=(start, print))
     thread.start()
     with ours, theirs:
         theirs.settimeout(30)
@@ -295,20 +295,20 @@ def told(connection: socket.socket, number: int) -> dict[int, Any]:
 
 
 def test_what_is_heard_before_the_beginning_waits_for_it() -> None:
-    """A signal that comes while the model is loaded: the other process reads one beginning, then what it means."""
+    """A signal that comes while the model is loaded: the other process reads one start message, then what it means."""
     decoder, (ours, theirs) = make_decoder(), socket.socketpair()
     model = ServedModel.of(decoder, byte_tokenizer(), "tiny", 0)
     host = EngineHost(LocalBackend(decoder), model, ours)
     host.drain()
-    beginning = Beginning(model, ServiceSettings(), AddressSettings(), is_split=False)
-    thread = threading.Thread(target=host.run, args=(beginning, print))
+    start = StartMessage(model, ServiceSettings(), AddressSettings(), is_split=False)
+    thread = threading.Thread(target=host.run, args=(start, print))
     with ours, theirs:
         thread.start()
         theirs.settimeout(30)
         (first,), (second,) = receive(theirs).messages, receive(theirs).messages
         theirs.shutdown(socket.SHUT_RDWR)
         thread.join(30)
-    assert isinstance(first, Beginning) and second == Drain(False) and not thread.is_alive()
+    assert isinstance(first, StartMessage) and second == Drain(False) and not thread.is_alive()
 
 
 def test_an_engine_ends_what_it_decodes_when_nobody_listens() -> None:

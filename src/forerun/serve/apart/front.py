@@ -11,7 +11,7 @@ from contextlib import suppress
 
 from forerun.serve.apart.garbage import leave_out
 from forerun.serve.apart.remote import RemoteBackend
-from forerun.serve.apart.wire import Beginning, Ready, RoundMessage, receive
+from forerun.serve.apart.wire import Ready, RoundMessage, StartMessage, receive
 from forerun.serve.run import make_server
 from forerun.serve.text import TextService
 
@@ -30,11 +30,11 @@ def run(connection: socket.socket) -> int:
     if first is None:  # the model could not be loaded: whoever loads it has said why
         return 0
     assert isinstance(first, RoundMessage)
-    (beginning,) = first.messages
-    assert isinstance(beginning, Beginning)
-    backend = RemoteBackend(connection, beginning.is_split)
-    service = TextService(beginning.model, backend, beginning.settings)
-    server = make_server(service, beginning.address, lambda url: backend.send(Ready(url)), takes_signals=False)
+    (start,) = first.messages
+    assert isinstance(start, StartMessage)
+    backend = RemoteBackend(connection, start.is_split)
+    service = TextService(start.model, backend, start.settings)
+    server = make_server(service, start.address, lambda url: backend.send(Ready(url)), takes_signals=False)
     status = 0
 
     def lose() -> None:

@@ -20,7 +20,6 @@ from forerun.engine.row import Progress, RowResult
 from forerun.errors import EngineClosed
 from forerun.serve.apart.wire import (
     Abort,
-    Beginning,
     ComeAround,
     Drain,
     Frames,
@@ -31,6 +30,7 @@ from forerun.serve.apart.wire import (
     Reply,
     RoundMessage,
     ScorePrompt,
+    StartMessage,
     Submit,
     ended,
     failed,
@@ -84,9 +84,9 @@ class EngineHost:
         self._scorers = ThreadPoolExecutor(HELPERS, "forerun-scorer")
         self._grammar = lru_cache(MOST_GRAMMARS)(self._compile)
 
-    def run(self, beginning: Beginning | Loaded, on_ready: Callable[[str], None] = lambda url: None) -> None:
+    def run(self, start: StartMessage | Loaded, on_ready: Callable[[str], None] = lambda url: None) -> None:
         """Until the other side has gone; then nothing is decoded any more."""
-        writer = threading.Thread(target=self._write, args=(beginning,), name="forerun-writer", daemon=True)
+        writer = threading.Thread(target=self._write, args=(start,), name="forerun-writer", daemon=True)
         writer.start()
         frames = Frames()
         try:
@@ -197,12 +197,12 @@ class EngineHost:
                 loop, task = begun
                 loop.call_soon_threadsafe(task.cancel)
 
-    def _write(self, beginning: Beginning | Loaded) -> None:
+    def _write(self, start: StartMessage | Loaded) -> None:
         """All that there is to tell at once: usually the gains of one round, while the device works on the next.
 
-        The beginning comes first and by itself: a signal may have been heard before it, and what it means waits.
+        The start message comes first and by itself: a signal may have been heard before it, and what it means waits.
         """
-        self._send(RoundMessage([], [beginning]))
+        self._send(RoundMessage([], [start]))
         is_open = True
         while is_open:
             gains: list[Gain] = []

@@ -14,7 +14,7 @@ from forerun.serve.apart.front import CANNOT_LISTEN
 from forerun.serve.apart.garbage import leave_out
 from forerun.serve.apart.host import EngineHost, make_host
 from forerun.serve.apart.process import FrontProcess
-from forerun.serve.apart.wire import Beginning
+from forerun.serve.apart.wire import StartMessage
 from forerun.serve.model import ServedModel
 from forerun.serve.settings import AddressSettings, ServiceSettings
 
@@ -36,7 +36,7 @@ def serve_apart(
     backend = host.backend
     backend.on_lost = host.drain
     with _passing_on(host, front):
-        host.run(Beginning(model, settings, address, backend.is_split), on_ready)
+        host.run(StartMessage(model, settings, address, backend.is_split), on_ready)
     status = front.wait()
     if status not in (0, CANNOT_LISTEN):
         raise ServerError(f"the process that speaks HTTP has ended with status {status}: see what it said above")

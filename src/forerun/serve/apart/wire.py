@@ -30,7 +30,7 @@ Gain = tuple[int, tuple[int, ...], bytes, tuple[TokenLogprob, ...]]
 
 
 @dataclass(frozen=True, slots=True)
-class Beginning:
+class StartMessage:
     """The first message: what to serve, and where."""
 
     model: ServedModel
