@@ -31,16 +31,16 @@ from forerun.serve.apart.remote import RemoteBackend, RemoteStream
 from forerun.serve.apart.wire import (
     SCORED_TOKENS,
     Abort,
-    ComeAround,
     Drain,
     Ended,
     Failed,
     Frames,
-    Look,
     Reply,
+    RoundEndQuery,
     RoundMessage,
     ScorePrompt,
     StartMessage,
+    StateQuery,
     Submit,
     pack,
     pack_scored,
@@ -111,7 +111,7 @@ def test_what_came_together_is_read_together_and_the_end_comes_last() -> None:
         assert await told_once(stream) == [] and await stream.finished() == ENDED
         stream.close()
         looked = asyncio.create_task(backend.look())
-        assert await heard(engine) == Look(1), "a stream that has ended is not aborted"
+        assert await heard(engine) == StateQuery(1), "a stream that has ended is not aborted"
         engine.sendall(pack(RoundMessage([], [Reply(1, State(True, 4, 0.5))])))
         assert (await looked).num_preempted == backend.state.num_preempted == 4
 
@@ -247,7 +247,7 @@ def test_an_engine_of_several_processes_that_hangs_is_given_up(monkeypatch: pyte
         assert await heard(engine) == Submit(0, REQUEST)
         for _ in range(8):  # slow, but there
             look = await heard(engine)
-            assert isinstance(look, Look)
+            assert isinstance(look, StateQuery)
             await asyncio.sleep(0.05)
             engine.sendall(pack(RoundMessage([], [Reply(look.number, State(is_alive=True))])))
         assert not lost.is_set()
@@ -325,7 +325,7 @@ def test_who_leaves_while_a_grammar_is_compiled_is_not_decoded_for(monkeypatch: 
         monkeypatch.setattr(host, "_grammar", lambda text: go.wait(30) and host._compile(text))
         for number, grammar in enumerate((LLMatcher.grammar_from_regex("a+"),) * 2 + ("nonsense",)):
             connection.sendall(pack(Submit(number, REQUEST, grammar)))
-        connection.sendall(pack(Abort(0)) + pack(Look(3)))
+        connection.sendall(pack(Abort(0)) + pack(StateQuery(3)))
         assert isinstance(told(connection, 1)[3], Reply)
         go.set()
         left, decoded, refused = (each for _, each in sorted(told(connection, 3).items()))
@@ -343,12 +343,12 @@ def test_an_engine_comes_around_at_the_end_of_a_round_and_says_how_it_is_at_any_
     is_over = threading.Event()
     with hosted() as (host, connection):
         host.backend.engine.between_steps(is_over.wait)  # as a round that does not end
-        connection.sendall(pack(ComeAround(0)) + pack(Look(1)))
+        connection.sendall(pack(RoundEndQuery(0)) + pack(StateQuery(1)))
         assert told(connection, 1).keys() == {1}
         is_over.set()
         assert told(connection, 1)[0].value.is_alive
         host.backend.engine.close()
-        connection.sendall(pack(ComeAround(2)))
+        connection.sendall(pack(RoundEndQuery(2)))
         assert not told(connection, 1)[2].value.is_alive
 
 
@@ -396,14 +396,14 @@ def test_an_engine_that_this_process_has_started() -> None:
             return True
 
         await stream.listen(on_gained)
-        await backend.come_around()
+        await backend.wait_for_round_end()
         assert backend.state.is_alive
         os.kill(process.pid, signal.SIGTERM)  # as whoever stops a whole group: it means nothing
-        await backend.come_around()
+        await backend.wait_for_round_end()
         assert backend.state.is_alive and not lost.is_set()
         os.kill(process.pid, signal.SIGKILL)
         await asyncio.wait_for(lost.wait(), 20)
-        await backend.come_around()
+        await backend.wait_for_round_end()
         assert not backend.state.is_alive
         return tokens
 

@@ -54,7 +54,7 @@ class Recorder(Backend):
     def state(self) -> State:
         return State(is_alive=True)
 
-    async def come_around(self) -> None:
+    async def wait_for_round_end(self) -> None:
         pass
 
     def submit(self, request: Request) -> TokenStream:

@@ -96,7 +96,7 @@ class Backend(ABC):
         return self.state
 
     @abstractmethod
-    async def come_around(self) -> None:
+    async def wait_for_round_end(self) -> None:
         """Until no pass of the model is under way; at once where the engine has ended. `state` is then as new."""
 
     @abstractmethod
@@ -166,7 +166,7 @@ class LocalBackend(Backend):
             engine.num_waiting,
         )
 
-    async def come_around(self) -> None:
+    async def wait_for_round_end(self) -> None:
         with suppress(EngineClosed):
             await asyncio.wait([asyncio.wrap_future(self.engine.between_steps(_nothing))])  # cancelled where it ends
 

@@ -37,9 +37,9 @@ class Service:
         """Whether the engine is alive, now; what metrics tell of it is as new."""
         return (await self.backend.look()).is_alive
 
-    async def come_around(self) -> None:
+    async def wait_for_round_end(self) -> None:
         """Until the engine has come to the end of a round."""
-        await self.backend.come_around()
+        await self.backend.wait_for_round_end()
 
     @property
     def is_alive(self) -> bool:

@@ -21,7 +21,7 @@ class StuckService:
     def __init__(self, longest_round: float) -> None:
         self.longest_round, self.is_alive, self.asked = longest_round, True, list[asyncio.Event]()
 
-    async def come_around(self) -> None:
+    async def wait_for_round_end(self) -> None:
         self.asked.append(asyncio.Event())
         await self.asked[-1].wait()
 

@@ -20,17 +20,17 @@ from forerun.engine.row import Progress, RowResult
 from forerun.errors import EngineClosed
 from forerun.serve.apart.wire import (
     Abort,
-    ComeAround,
     Drain,
     Frames,
     Gain,
     Loaded,
-    Look,
     Ready,
     Reply,
+    RoundEndQuery,
     RoundMessage,
     ScorePrompt,
     StartMessage,
+    StateQuery,
     Submit,
     ended,
     failed,
@@ -124,10 +124,10 @@ class EngineHost:
             case ScorePrompt(number):
                 self._scoring[number] = None
                 self._scorers.submit(self._score, message)
-            case Look(number):
+            case StateQuery(number):
                 self.out.put(Reply(number, self.backend.state))
-            case ComeAround(number):
-                self._come_around(number)
+            case RoundEndQuery(number):
+                self._wait_for_round_end(number)
 
     def _start(self, number: int, request: Request) -> None:
         outlet = self.outlets[number] = Outlet(number, self)
@@ -152,7 +152,7 @@ class EngineHost:
         finally:
             self._compiling.discard(number)
 
-    def _come_around(self, number: int) -> None:
+    def _wait_for_round_end(self, number: int) -> None:
         """Answer from the engine's thread, or at once where that has ended."""
 
         def answer(done: object = None) -> None:

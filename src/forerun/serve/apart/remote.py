@@ -18,15 +18,15 @@ from forerun.errors import EngineClosed
 from forerun.serve.apart.wire import (
     ORIGINS,
     Abort,
-    ComeAround,
     Drain,
     Ended,
     Failed,
     Frames,
-    Look,
     Reply,
+    RoundEndQuery,
     RoundMessage,
     ScorePrompt,
+    StateQuery,
     Submit,
     pack,
     unpack_scored,
@@ -162,7 +162,7 @@ class RemoteBackend(Backend, asyncio.Protocol):
                 continue
             try:
                 async with asyncio.timeout(limit):
-                    await self._see(Look)
+                    await self._see(StateQuery)
             except TimeoutError:
                 self.is_hung = True
                 if self._transport is not None:
@@ -175,13 +175,13 @@ class RemoteBackend(Backend, asyncio.Protocol):
     async def look(self) -> State:
         try:
             async with asyncio.timeout(PATIENCE):
-                await self._see(Look)
+                await self._see(StateQuery)
         except TimeoutError:  # which says nothing of what it will be when it has time
             return replace(self._state, is_alive=False)
         return self._state
 
-    async def come_around(self) -> None:
-        await self._see(ComeAround)
+    async def wait_for_round_end(self) -> None:
+        await self._see(RoundEndQuery)
 
     async def _see(self, question: Callable[[int], Any]) -> None:
         try:

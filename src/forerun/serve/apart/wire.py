@@ -87,14 +87,14 @@ class ScorePrompt:
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class StateQuery:
     """How are you?"""
 
     number: int
 
 
 @dataclass(frozen=True, slots=True)
-class ComeAround:
+class RoundEndQuery:
     """How are you, when no pass of the model is under way?"""
 
     number: int

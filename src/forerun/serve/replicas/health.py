@@ -16,11 +16,11 @@ class WatchedService(Protocol):
     @property
     def is_alive(self) -> bool: ...
 
-    async def come_around(self) -> None: ...
+    async def wait_for_round_end(self) -> None: ...
 
 
 class Health:
-    """Asked again and again, by one event loop. An engine without work comes around at once; a service is there once
+    """Asked again and again, by one event loop. An engine without work answers at once; a service is there once
     its engine has compiled and recorded what rounds use, so none of that is taken for a round."""
 
     def __init__(self, service: WatchedService, clock: Callable[[], float] = time.monotonic) -> None:
@@ -31,7 +31,7 @@ class Health:
     def check(self) -> None:
         """Raise where the engine has ended, or has been in one round for too long."""
         if self._round is None or self._round.done():
-            self._asked, self._round = self._clock(), asyncio.create_task(self._service.come_around())
+            self._asked, self._round = self._clock(), asyncio.create_task(self._service.wait_for_round_end())
         elif self._clock() - self._asked > (limit := self._service.longest_round):
             raise RuntimeError(f"the engine has been in one round for {limit:g} s (--round-seconds)")
         if not self._service.is_alive:
