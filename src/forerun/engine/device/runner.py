@@ -283,7 +283,7 @@ class Runner:
         read = self._num_read(table) if drawn and not self.pending else None
         shape = Shape(number, count, key_bound(self._reserve(table, drawn, count, first)), first, steps, is_tree)
         recorded = self.recorder.seconds
-        draft, score, verify = self._work(device_round, shape, somebodys=True)
+        draft, score, verify = self._work(device_round, shape, holds_rows=True)
         # What the drafter had to take in first is part of drafting; recording is not.
         has_read = read is not None and self._num_read(table) != read and self.recorder.seconds == recorded
         for index, work in enumerate((draft, score, verify)):
@@ -562,9 +562,9 @@ class Runner:
         caches = () if self.drafter is None else self.drafter.caches
         return sum(cache.length(row.number) for cache in caches for row in table.running)
 
-    def _work(self, device_round: DeviceRound, shape: Shape, somebodys: bool) -> tuple[Work, Work, Work]:
+    def _work(self, device_round: DeviceRound, shape: Shape, holds_rows: bool) -> tuple[Work, Work, Work]:
         """The recordings of a round. A draft begins with tokens whose keys the drafter has had before and writes again:
-        where rows are `somebodys`, these must be no worse for it, whatever becomes of the round."""
+        where it `holds_rows` of requests, these must be no worse for it, whatever becomes of the round."""
         table, get = device_round.table, self.recordings.get
         draft: Work = _no_draft
         if shape.drafted:
@@ -577,7 +577,7 @@ class Runner:
                 lambda: (self._draft_version, device_round.draft_logits.version) if shape.drawn else None,
                 partial(device_round.draft, drafted),
                 table.state,
-                whole=somebodys,
+                whole=holds_rows,
             )
         score = self._recorded_score(device_round, shape)
         verify = get(
@@ -624,16 +624,16 @@ class Runner:
         With `for_all` it is the one that rows of every kind can use. With `steps` some rows have copies, and so many
         tokens are drawn for the others.
         """
-        device_round, nobody = self._nobodys_round(size, table_width(self._num_places(number) + 1))
+        device_round, dummy = self._dummy_round(size, table_width(self._num_places(number) + 1))
         table = device_round.table
-        table.assign([like], [nobody], nobody)
+        table.assign([like], [dummy], dummy)
         if for_all:
             table.cover_all()
         self._weights, count = fingerprint(self._scorers), bucket(self._num_tokens(number, steps) + 1)
         drawn = number if steps is None else steps
         for first in self._firsts(drawn):
             shape = Shape(number, count, bound, first, steps, self._grows_trees and drawn > 0)
-            self._work(device_round, shape, somebodys=False)
+            self._work(device_round, shape, holds_rows=False)
         self._warm_kinds.add(table.flags)
         if table.alternatives is not None:
             self._warm_alternatives.add(table.alternatives)
@@ -644,9 +644,9 @@ class Runner:
 
     def prepare_pass(self, size: int, count: int, is_second: bool) -> None:
         """Record a pass of `count` tokens a row, for rows that go step by step; `is_second` beside rounds under way."""
-        device_round, nobody = self._nobodys_round(size, table_width(count), is_second)
+        device_round, dummy = self._dummy_round(size, table_width(count), is_second)
         self._weights = fingerprint(self._scorers)
-        what = RecordedPass(size, count, self._warm_bound, [nobody.slot], nobody.slot, [1], [[0]])
+        what = RecordedPass(size, count, self._warm_bound, [dummy.slot], dummy.slot, [1], [[0]])
         with self._on_all_ranks(device_round, what, is_run=False):
             self._pass_of(device_round, what)
         self._warm_counts.add(count)
@@ -668,8 +668,8 @@ class Runner:
                 self._prompt_passes.append(passes)
                 scorer.recorded_feed = passes.feed
 
-    def _nobodys_round(self, size: int, width: int, is_second: bool = False) -> tuple[DeviceRound, RowSlots]:
-        """A round to record, and where rows that nobody has write."""
+    def _dummy_round(self, size: int, width: int, is_second: bool = False) -> tuple[DeviceRound, RowSlots]:
+        """A round to record, and where its dummy rows write."""
         self.release_table()
         device_round = self._round_of(size, width, is_second)
         caches = [self.target.cache, *(() if self.drafter is None else self.drafter.caches)]
