@@ -54,7 +54,7 @@ from forerun.types import BatchView, Rule
 # What a warm-up counts with where neither model nor caller says; and the longest draft, where the policy's is fixed.
 MOST_CONTEXT, USUAL_DRAFT, LONGEST_DRAFT = 8192, 8, 128
 # A warm-up's own requests: how many tokens each gains, and how many of them are read in one step.
-NOBODYS_TOKENS, READING_TOGETHER = 4, 3
+WARM_UP_TOKENS, READING_TOGETHER = 4, 3
 
 
 class Engine:
@@ -566,11 +566,11 @@ class Engine:
         longest = min(context or limit or MOST_CONTEXT, limit or MOST_CONTEXT)
         lengths = self._lengths_to_come(draft)
         with watched_variants() as variants, self.pair.evaluation():
-            self._serve_nobody([2], lengths, 1)
+            self._serve_warm_up([2], lengths, 1)
             with self._turnstile.stepping(), on_device(self.target.device), torch.inference_mode():
                 count, remark = record(self.pair, rows, lengths, longest, self._row, report)
             if self.runner is not None:
-                self._serve_nobody(prompts_up_to(longest), lengths, rows)
+                self._serve_warm_up(prompts_up_to(longest), lengths, rows)
         self._account(Seconds())
         self.roster.num_prefix_queries = self.roster.num_prefix_hits = 0
         return WarmUp(self.clock() - started, count, "" if count else remark, variants.num_compiled)
@@ -588,7 +588,7 @@ class Engine:
             self._rounds.most_drafted = max(lengths, default=0)
         return lengths
 
-    def _serve_nobody(self, prompts: Sequence[int], lengths: Sequence[int], rows: int) -> None:
+    def _serve_warm_up(self, prompts: Sequence[int], lengths: Sequence[int], rows: int) -> None:
         """Decode a few tokens behind prompts of these lengths: kernels are compiled, the memory for keys is taken.
 
         Each prompt is read alone and then, beside up to `rows` rows that decode, with others; all begin differently, or
@@ -597,16 +597,16 @@ class Engine:
         policy, self.policy = self.policy, Constant(min(lengths, default=0))
         limits = (cache.num_tokens for cache in self.pair.caches)
         room = min((limit for limit in limits if limit is not None), default=sys.maxsize)
-        fitting = [length for length in prompts if length + NOBODYS_TOKENS <= room]
+        fitting = [length for length in prompts if length + WARM_UP_TOKENS <= room]
         handles: list[int] = []
         try:
             for number, length in enumerate(fitting):
-                handles.append(self.add(self._nobodys_request(number, length)))
+                handles.append(self.add(self._warm_up_request(number, length)))
                 self._finish()
             for number, length in enumerate(fitting):
                 while len(self.roster.rows) >= rows:
                     self.step()
-                handles.append(self.add(self._nobodys_request(number, length)))
+                handles.append(self.add(self._warm_up_request(number, length)))
                 if number % READING_TOGETHER == 0:
                     self.step()
             self._finish()
@@ -618,10 +618,10 @@ class Engine:
             for handle in handles:
                 self.roster.results.pop(handle, None)
 
-    def _nobodys_request(self, number: int, length: int) -> Request:
+    def _warm_up_request(self, number: int, length: int) -> Request:
         first = number % self.target.vocab_size
         limit = self.target.context_length or sys.maxsize
-        return Request(prompt=(first, *[0] * (length - 1)), max_new_tokens=min(NOBODYS_TOKENS, limit - length))
+        return Request(prompt=(first, *[0] * (length - 1)), max_new_tokens=min(WARM_UP_TOKENS, limit - length))
 
     def _finish(self) -> None:
         while not self.is_idle:

@@ -76,8 +76,8 @@ def record(
     remark, is_split = describe(runner, pair.target, drafting.drafter, pair.rule), pair.target.counterparts is not None
     if runner is None or runner.is_disabled or not (runner.whole_rounds or is_split):
         return 0, remark
-    nobody = Request(prompt=(0, 0), max_new_tokens=1)
-    asked = [replace(nobody, params=params) for params in KINDS]
+    dummy = Request(prompt=(0, 0), max_new_tokens=1)
+    asked = [replace(dummy, params=params) for params in KINDS]
     asked += [replace(asked[0], logprobs=number) for number in ALTERNATIVES]
     likes = list(map(row_of, asked))
     try:
