@@ -165,7 +165,7 @@ def by_all_ranks(function: Callable[P, T]) -> Callable[P, T]:
 def on_every_rank(model: nn.Module) -> Iterator[None]:
     """While all ranks do the same by themselves: scorers made meanwhile have no counterparts."""
     ranks = _ranks.get(model)
-    _ranks[model] = _Nobody()
+    _ranks[model] = _IndependentRanks()
     try:
         yield
     finally:
@@ -271,7 +271,7 @@ class WithoutCounterparts:
         return False
 
 
-class _Nobody(WithoutCounterparts):
+class _IndependentRanks(WithoutCounterparts):
     """The ranks of a model while all of them do the same by themselves."""
 
     def agree(self, problem: str | None) -> None:
