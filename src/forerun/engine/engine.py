@@ -339,7 +339,7 @@ class Engine:
                 if not (is_out_of_memory(error) and self.pair.survives_memory):
                     raise
                 self._room.go_on_with_fewer(error, running)
-            self._room.give_back()  # here: until an error has been dealt with, it holds what its steps had made
+            self._room.free_unused()  # here: until an error has been dealt with, it holds what its steps had made
 
     def _go_on_by_modules(self, error: LayersNotBuilt) -> None:
         """Where fused layers could not be compiled, on this machine or for this shape: rows go on from their texts."""
@@ -367,26 +367,26 @@ class Engine:
         self.roster.let_go()
         if self.roster.waiting and not self.roster.running:
             self.pair.evaluate()
-        while self.roster.running and not self._room.is_there() and len(self.roster.running) > 1:
+        while self.roster.running and not self._room.can_run() and len(self.roster.running) > 1:
             self.roster.preempt_newest()
         while True:
             try:
                 return self._take_in_waiting()
             except MemoryFull as error:
-                if not self._room.make_memory(error):
+                if not self._room.preempt_for_memory(error):
                     raise
-            self._room.give_back()
+            self._room.free_unused()
 
     def _take_in_waiting(self) -> None:
         """Waiting rows in their order, as long as they fit; what they have to read is read, as far as there is room."""
         started = self.clock()
         self.admission.recount()  # an error may have come between
-        while self.roster.waiting and self._room.is_there_for(self.roster.waiting[0], self.max_rows):
+        while self.roster.waiting and self._room.can_admit(self.roster.waiting[0], self.max_rows):
             row = self.roster.waiting[0]
             self.roster.take_in(row, started)
             self.admission.count(row)
             if len(self.roster.running) == 1:
-                self._room.is_there()  # or kept rows go
+                self._room.can_run()  # or kept rows go
         self.admission.recount()
         self.roster.is_blocked = bool(self.roster.waiting)
         self._encode()
@@ -443,12 +443,12 @@ class Engine:
                     self._account(done.spent)  # last: what was recorded for the next round took this one's time
             except CacheFull as error:
                 is_short = isinstance(error, MemoryFull)
-                if not (self._room.make_memory(error) if is_short else self._room.make()):
+                if not (self._room.preempt_for_memory(error) if is_short else self._room.preempt_for_keys()):
                     raise
                 if not is_short and not self._unsaid:
                     continue
             if is_short:
-                self._room.give_back()
+                self._room.free_unused()
                 continue
             places = {row.handle: place for place, row in enumerate(batch)}
             self._unsaid.sort(key=lambda entry: places.get(entry[0].handle, len(places)))

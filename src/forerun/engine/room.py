@@ -24,7 +24,7 @@ class Room:
         self.pair, self.roster = pair, roster
         self.admission, self.row_limit = Admission(), RowLimit()
 
-    def is_there(self, new: Row | None = None) -> bool:
+    def can_run(self, new: Row | None = None) -> bool:
         """Whether running rows can go on, and a new one beside them; kept rows have to go if that helps."""
         while not self.admission.fits(self.pair.caches, self.roster.running.values(), new):
             if not self.roster.prefixes.evict():
@@ -33,16 +33,16 @@ class Room:
             self.admission.recount()
         return True
 
-    def is_there_for(self, new: Row, max_rows: int | None) -> bool:
+    def can_admit(self, new: Row, max_rows: int | None) -> bool:
         """A row that is alone is always taken in: `add` has refused those that would not fit then."""
         if not self.roster.running:
             if new.request.source is not None:
-                self.is_there(new)  # or kept rows go, and what they read: this one's source is given its memory now
+                self.can_run(new)  # or kept rows go, and what they read: this one's source is given its memory now
             return True
         limits = (max_rows, self.row_limit.most)
-        return all(most is None or len(self.roster.running) < most for most in limits) and self.is_there(new)
+        return all(most is None or len(self.roster.running) < most for most in limits) and self.can_run(new)
 
-    def make(self) -> bool:
+    def preempt_for_keys(self) -> bool:
         """Behind a round that found none: the newest row waits, and one that is alone goes without a draft."""
         if len(self.roster.running) > 1:
             self.roster.preempt_newest()
@@ -53,7 +53,7 @@ class Room:
         self.roster.rewind_to_history(self.roster.running.values())
         return True
 
-    def make_memory(self, error: CacheFull) -> bool:
+    def preempt_for_memory(self, error: CacheFull) -> bool:
         """Behind a pass that ran out of memory: the newest row waits, and one that is alone is tried once more.
 
         False where that was done already, or where all rows have to begin again from their texts.
@@ -99,7 +99,7 @@ class Room:
         assert isinstance(cause, Exception)
         self.pair.faults.report(self.pair.target.model, cause, MEMORY_IS_SHORT)
 
-    def give_back(self) -> None:
+    def free_unused(self) -> None:
         """What nobody needs: keys of rows that have ended, and what torch keeps for later."""
         while self.roster.prefixes.evict():
             pass
