@@ -33,7 +33,7 @@ class PrefixNode:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class PrefixMatch:
     """The longest known beginning of some tokens."""
 
     blocks: tuple[int, ...] = ()  # full ones, to be shared
@@ -94,11 +94,11 @@ class BlockPool:
         else:
             self._free.append(block)
 
-    def find(self, tokens: Sequence[int], source: Source | None) -> Found:
+    def find(self, tokens: Sequence[int], source: Source | None) -> PrefixMatch:
         """The blocks that hold the longest known beginning of `tokens`."""
         node, blocks, start = self._roots.get(source), [], 0
         if node is None:
-            return Found()
+            return PrefixMatch()
         while (child := node.children.get(tuple(tokens[start : start + self.size]))) is not None:
             if len(child.tokens) < self.size:
                 break
@@ -108,7 +108,7 @@ class BlockPool:
         newest = islice(reversed(node.children.values()), LOOKED_AT if rest else 0)
         shared = {common_length(child.tokens, rest): child.block for child in newest}
         most = max(shared, default=0)
-        return Found(tuple(blocks), shared[most] if most else SCRATCH, most)
+        return PrefixMatch(tuple(blocks), shared[most] if most else SCRATCH, most)
 
     def publish(self, tokens: Sequence[int], source: Source | None, blocks: Sequence[int]) -> None:
         """Make `blocks` findable, which hold `tokens`; the last may hold more, or more to come.
