@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from forerun.serve.replicas.prefixes import BLOCK, MOST_BLOCKS, Homes, prefixes
+from forerun.serve.replicas.prefixes import BLOCK, MOST_BLOCKS, PrefixHolders, prefixes
 
 
 def chat(*texts: str, **more: Any) -> list[str]:
@@ -66,26 +66,26 @@ def test_ids_short_prompts_and_long_ones() -> None:
 
 
 def test_the_longest_beginning_decides() -> None:
-    homes: Homes[str] = Homes()
-    homes.note(["a", "ab", "abc"], "left")
-    homes.note(["a", "ax"], "right")
+    holders: PrefixHolders[str] = PrefixHolders()
+    holders.note(["a", "ab", "abc"], "left")
+    holders.note(["a", "ax"], "right")
     loads = {"left": 0, "right": 0}
-    assert homes.home(["a", "ab", "abd"], loads, 4) == "left"
-    assert homes.home(["a", "ay"], loads, 4) == "right", "the last that was sent there"
-    assert homes.home(["b"], loads, 4) is None
+    assert holders.holder(["a", "ab", "abd"], loads, 4) == "left"
+    assert holders.holder(["a", "ay"], loads, 4) == "right", "the last that was sent there"
+    assert holders.holder(["b"], loads, 4) is None
 
 
 def test_a_busy_home_or_a_dead_one_is_none() -> None:
-    homes: Homes[str] = Homes()
-    homes.note(["a", "ab"], "left")
-    assert homes.home(["a", "ab"], {"left": 3, "right": 0}, 4) == "left"
-    assert homes.home(["a", "ab"], {"left": 4, "right": 0}, 4) is None
-    assert homes.home(["a", "ab"], {"right": 0}, 4) is None
+    holders: PrefixHolders[str] = PrefixHolders()
+    holders.note(["a", "ab"], "left")
+    assert holders.holder(["a", "ab"], {"left": 3, "right": 0}, 4) == "left"
+    assert holders.holder(["a", "ab"], {"left": 4, "right": 0}, 4) is None
+    assert holders.holder(["a", "ab"], {"right": 0}, 4) is None
 
 
 def test_what_was_not_asked_for_long_is_forgotten() -> None:
-    homes: Homes[int] = Homes(most=2)
+    holders: PrefixHolders[int] = PrefixHolders(most=2)
     for at, one in enumerate("aba"):
-        homes.note([one], at)
-    homes.note(["c"], 9)
-    assert [homes.home([one], {0: 0, 1: 0, 2: 0, 9: 0}, 1) for one in "abc"] == [2, None, 9]
+        holders.note([one], at)
+    holders.note(["c"], 9)
+    assert [holders.holder([one], {0: 0, 1: 0, 2: 0, 9: 0}, 1) for one in "abc"] == [2, None, 9]

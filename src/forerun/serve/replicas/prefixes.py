@@ -52,7 +52,7 @@ def _blocks(text: str) -> Iterator[bytes]:
         yield text.encode("utf-8", "surrogatepass")
 
 
-class Homes(Generic[Replica]):
+class PrefixHolders(Generic[Replica]):
     """Where beginnings were sent last."""
 
     def __init__(self, most: int = MOST_KNOWN) -> None:
@@ -66,7 +66,7 @@ class Homes(Generic[Replica]):
         while len(self._replicas) > self._most:
             self._replicas.popitem(last=False)
 
-    def home(self, hashes: Sequence[str], loads: Mapping[Replica, int], slack: int) -> Replica | None:
+    def holder(self, hashes: Sequence[str], loads: Mapping[Replica, int], slack: int) -> Replica | None:
         """The replica that has the longest beginning of these, unless it has `slack` requests more than the one that
         has fewest; None where that is so or nobody has any. `loads` are requests under way, by replica that lives."""
         for one in reversed(hashes):

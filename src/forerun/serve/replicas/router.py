@@ -7,7 +7,7 @@ from typing import Any
 
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
-from forerun.serve.replicas.prefixes import Homes
+from forerun.serve.replicas.prefixes import PrefixHolders
 
 
 class PrefixRouter(RequestRouter):
@@ -19,23 +19,23 @@ class PrefixRouter(RequestRouter):
     def initialize_state(self, slack: int) -> None:
         """`slack`: by how many requests the replica that has a beginning may be busier than another."""
         self._slack = slack
-        self._homes: Homes[ReplicaID] = Homes()
+        self._holders: PrefixHolders[ReplicaID] = PrefixHolders()
 
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
     ) -> list[list[RunningReplica]]:
-        """The replica at home, if there is one, then two of the others."""
+        """The replica that holds the prefix, if there is one, then two of the others."""
         by_id = {replica.replica_id: replica for replica in candidate_replicas}
         loads = {one: self.replica_queue_len_cache.get(one) or 0 for one in by_id}
-        home = self._homes.home(_hashes(pending_request), loads, self._slack)
+        holder = self._holders.holder(_hashes(pending_request), loads, self._slack)
         others = random.sample(candidate_replicas, min(2, len(candidate_replicas)))
         if pending_request is not None:
             pending_request.routing_context.should_backoff = True  # where nobody has room
-        return [others] if home is None else [[by_id[home]], others]
+        return [others] if holder is None else [[by_id[holder]], others]
 
     def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: Any) -> None:
         """From now on the beginning is there."""
-        self._homes.note(_hashes(pending_request), replica_id)
+        self._holders.note(_hashes(pending_request), replica_id)
 
 
 def _hashes(request: PendingRequest | None) -> list[str]:
