@@ -60,11 +60,11 @@ def _handle(application: str) -> Any:
 def merged(texts: Sequence[bytes]) -> bytes:
     """Texts in Prometheus' format as one, in which every metric is explained once and its samples stand together."""
     registry = CollectorRegistry()
-    registry.register(_Told(texts))
+    registry.register(_MergedMetrics(texts))
     return generate_latest(registry)
 
 
-class _Told(Collector):
+class _MergedMetrics(Collector):
     def __init__(self, texts: Sequence[bytes]) -> None:
         self._texts = texts
 
