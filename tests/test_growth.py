@@ -21,7 +21,7 @@ from forerun.cache.paged import PagedCache
 from forerun.cache.ragged import RaggedCache
 from forerun.config import SamplingParams
 from forerun.drafters.draft_model import DraftModel
-from forerun.drafters.growth import Growth, RowTree, TreeNode
+from forerun.drafters.growth import RowTree, TreeGrowth, TreeNode
 from forerun.drafters.predicted_text import _Follower
 from forerun.drafters.prompt_lookup import PromptLookup
 from forerun.engine import Engine, Request
@@ -385,7 +385,7 @@ def test_trees_of_many_rows() -> None:
 
     def make(n: int) -> Callable[[], object]:
         trees = [RowTree(4, [TreeNode(-1, token, 0.3, 1, 0) for token in range(3)]) for _ in range(n)]
-        grown = Growth(Silent(), 3, 12, (Siblings.TOP,) * n, trees)  # type: ignore[arg-type]
+        grown = TreeGrowth(Silent(), 3, 12, (Siblings.TOP,) * n, trees)  # type: ignore[arg-type]
         level = grown.level(1)
         return lambda: grown.look_behind(level)
 

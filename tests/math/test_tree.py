@@ -14,7 +14,7 @@ from torch import Tensor
 
 from forerun.config import SamplingParams
 from forerun.drafters import growth
-from forerun.drafters.growth import Growth, TreeNode, grow_tree
+from forerun.drafters.growth import TreeGrowth, TreeNode, grow_tree
 from forerun.math import siblings
 from forerun.math.laws import LogitLaw, PointMass
 from forerun.math.tree import ancestors, lineage, tree_rule, verify_tree
@@ -233,7 +233,7 @@ def test_control_a_shape_that_looks_at_the_token_it_keeps(monkeypatch: MonkeyPat
     """Worth by the drawn token's own probability: unlikely draws are dropped once they are seen."""
     pair = MarkovPair.random(3, seed=1, concentration=1.0)
 
-    def append(self: Growth, b: int, node: int, tokens: list[int], shares: list[float], law: int) -> None:
+    def append(self: TreeGrowth, b: int, node: int, tokens: list[int], shares: list[float], law: int) -> None:
         nodes = self.trees[b].nodes
         worth, depth, last = (nodes[node].worth, nodes[node].depth, nodes[node].token) if node >= 0 else (1.0, 0, START)
         for token, share in zip(tokens, shares, strict=True):
@@ -241,7 +241,7 @@ def test_control_a_shape_that_looks_at_the_token_it_keeps(monkeypatch: MonkeyPat
                 own = worth * float(pair.draft[depth, last, token])
                 nodes.append(TreeNode(node, token, own, depth + 1, law))
 
-    monkeypatch.setattr(Growth, "_append", append)
+    monkeypatch.setattr(TreeGrowth, "_append", append)
     assert error(pair, all_trees(pair, monkeypatch, 2, 2, 3), 3) > 1e-3
 
 

@@ -106,7 +106,7 @@ class ModelSteps:
 
 
 @dataclass(slots=True)
-class _Growing:
+class _DraftInProgress:
     """A draft under construction: tokens by row, logits (where something is drawn from them) in order of computing."""
 
     tokens: list[list[int]]
@@ -150,15 +150,15 @@ def grow_chain(steps: Steps, stop_below: float | None = None) -> Draft:
     context, ids = steps.context, steps.ids
     if not any(context.max_lengths):
         return empty_draft(len(context.rows), context.vocab_size, context.device)
-    growing = _Growing([[] for _ in context.rows], [[] for _ in context.rows])
+    draft = _DraftInProgress([[] for _ in context.rows], [[] for _ in context.rows])
     wanting = [b for b, room in enumerate(context.max_lengths) if room > 0]
     logits = steps.roots(wanting)
     for position in range(max(context.max_lengths)):
-        logits = _adjusted(logits, context, wanting, growing, ids)
+        logits = _adjusted(logits, context, wanting, draft, ids)
         members = torch.tensor(wanting, device=context.device)
         places, sure, kept = _draw(logits, context, members, position, stop_below)
         tokens: list[int] = (places if ids is None else ids[places]).tolist()
-        growing.append(wanting, tokens, None if context.params.all_greedy else logits, kept)
+        draft.append(wanting, tokens, None if context.params.all_greedy else logits, kept)
         going = [True] * len(wanting) if sure is None else sure.tolist()
         left = [
             (b, token)
@@ -169,7 +169,7 @@ def grow_chain(steps: Steps, stop_below: float | None = None) -> Draft:
             break
         wanting = [b for b, _ in left]
         logits = steps.behind(wanting, [[token] for _, token in left], [[position - 1]] * len(left))
-    return growing.finish(context, ids)
+    return draft.finish(context, ids)
 
 
 def check_stop_below(stop_below: float | None) -> None:
@@ -200,7 +200,7 @@ def _plain_chances(logits: Tensor, places: Tensor) -> Tensor:
 
 
 def _adjusted(
-    logits: Tensor, context: DraftContext, wanting: Sequence[int], growing: _Growing, ids: Tensor | None
+    logits: Tensor, context: DraftContext, wanting: Sequence[int], draft: _DraftInProgress, ids: Tensor | None
 ) -> Tensor:
     """The row's own penalties and processors: a draft that ignores them would only be rejected more often."""
     if not any(context.adjusters[b] for b in wanting):
@@ -208,7 +208,7 @@ def _adjusted(
     rows = []
     for place, b in enumerate(wanting):
         adjust, row = context.adjusters[b], logits[place : place + 1]
-        rows.append(row if adjust is None else adjusted_row(row, adjust, growing.tokens[b], ids, context.vocab_size))
+        rows.append(row if adjust is None else adjusted_row(row, adjust, draft.tokens[b], ids, context.vocab_size))
     return torch.cat(rows)
 
 

@@ -27,7 +27,7 @@ kept where drawing leaves a law to tell."""
 
 
 @dataclass(frozen=True, slots=True)
-class Grown:
+class GrownTrees:
     """Trees of at most M nodes, in the order of `types.TreeShape`; anything past `lengths`."""
 
     tokens: Tensor  # [R, M] int64
@@ -37,7 +37,7 @@ class Grown:
 
 
 @dataclass(frozen=True, slots=True)
-class Drawing:
+class ChildRule:
     """What children are chosen by."""
 
     params: LawParams
@@ -88,21 +88,21 @@ class DeviceTree(DeviceDrafter):
     def set_length(self, row: int, past: int, length: int, number: int) -> None:
         self.levels.set_length(row, past, length, number)
 
-    def grow(self, rows: DeviceRows, shape: Shape, rooms: Tensor, drawing: Drawing) -> Grown:
+    def grow(self, rows: DeviceRows, shape: Shape, rooms: Tensor, child_rule: ChildRule) -> GrownTrees:
         """Trees no deeper than `rooms` [R]; recorded."""
         logits = self.levels.roots(rows, shape)
-        growth = _Growth(self.nodes, self.width, rooms, drawing)
-        growth.add_children(logits)
+        candidates = _TreeCandidates(self.nodes, self.width, rooms, child_rule)
+        candidates.add_children(logits)
         for depth in range(1, shape.drafted):
-            growth.add_children(self.levels.behind(rows, shape, growth.next_level(depth)))
-        return growth.finish(self.num_tokens(shape.drafted))
+            candidates.add_children(self.levels.behind(rows, shape, candidates.next_level(depth)))
+        return candidates.finish(self.num_tokens(shape.drafted))
 
 
-class _Growth:
+class _TreeCandidates:
     """Candidates of all rows, more than trees will have: C so far, level by level."""
 
-    def __init__(self, nodes: int, width: int, rooms: Tensor, drawing: Drawing) -> None:
-        self.nodes, self.width, self.rooms, self.drawing = nodes, width, rooms, drawing
+    def __init__(self, nodes: int, width: int, rooms: Tensor, child_rule: ChildRule) -> None:
+        self.nodes, self.width, self.rooms, self.child_rule = nodes, width, rooms, child_rule
         self.number, self.device = len(rooms), rooms.device
         none = rooms.new_empty(self.number, 0)
         self.tokens = self.parents = self.laws = none  # [R, C] int64; parents are candidates, -1 for the root
@@ -118,16 +118,16 @@ class _Growth:
 
     def add_children(self, logits: Tensor) -> None:
         """W children of each node that bears, from the logits [R * P, V] behind them."""
-        drawing, width, bearers = self.drawing, self.width, self.bearing.shape[1]
-        logits = drawing.keep(self.num_laws, logits, self.level if self.num_laws else None)
+        child_rule, width, bearers = self.child_rule, self.width, self.bearing.shape[1]
+        logits = child_rule.keep(self.num_laws, logits, self.level if self.num_laws else None)
         owner = torch.arange(len(logits), device=self.device) // bearers
-        law = torch.softmax(plain_or_warped(logits, drawing.params.select(owner)), dim=-1)
+        law = torch.softmax(plain_or_warped(logits, child_rule.params.select(owner)), dim=-1)
         shares, places = law.topk(width, dim=-1)
-        if drawing.uniforms is not None:
-            sampled = (drawing.params.temperature > 0)[owner].unsqueeze(-1)
-            places = torch.where(sampled, self._draws(law, drawing.uniforms[owner]), places)
+        if child_rule.uniforms is not None:
+            sampled = (child_rule.params.temperature > 0)[owner].unsqueeze(-1)
+            places = torch.where(sampled, self._draws(law, child_rule.uniforms[owner]), places)
             shares = torch.where(sampled, sampled_shares(shares), shares)
-        tokens = places if drawing.ids is None else drawing.ids[places]
+        tokens = places if child_rule.ids is None else child_rule.ids[places]
         shares = shares.unflatten(0, (-1, bearers))
         worths = self.bearing_worths.unsqueeze(-1) * shares.double()
         worths = worths.masked_fill(~(self.is_there.unsqueeze(-1) & (shares > 0)), -1.0)
@@ -186,7 +186,7 @@ class _Growth:
         column = torch.arange(order.shape[1], device=self.device).expand_as(order)
         return (torch.empty_like(order).scatter_(1, order, column) < self.nodes) & (self.worths >= 0)
 
-    def finish(self, number: int) -> Grown:
+    def finish(self, number: int) -> GrownTrees:
         """The trees, in the order their nodes came."""
         in_tree, column = self._in_tree(), torch.arange(self.worths.shape[1], device=self.device)
         chosen = torch.where(in_tree, column, NOWHERE).sort(dim=1).values[:, :number]
@@ -196,4 +196,4 @@ class _Growth:
         places = pad(torch.zeros_like(self.tokens), (0, 1)).scatter(1, place, rank)
         above = self.parents.gather(1, nodes)
         parents = places.gather(1, above.clamp(min=0)).masked_fill(above < 0, -1)
-        return Grown(self.tokens.gather(1, nodes), parents, in_tree.sum(1), self.laws.gather(1, nodes))
+        return GrownTrees(self.tokens.gather(1, nodes), parents, in_tree.sum(1), self.laws.gather(1, nodes))

@@ -67,7 +67,7 @@ class RowTree:
 
 
 @dataclass(slots=True)
-class Growth:
+class TreeGrowth:
     """The trees of all rows under way."""
 
     steps: Steps
@@ -185,7 +185,7 @@ def grow_tree(steps: Steps, width: int, number: int, way: Siblings) -> Draft:
         return empty_draft(len(context.rows), context.vocab_size, context.device)
     greedy = (context.params.temperature == 0).tolist()
     ways = tuple(Siblings.TOP if cold else way for cold in greedy)
-    growth = Growth(steps, width, number, ways, [RowTree(room) for room in context.max_lengths])
+    growth = TreeGrowth(steps, width, number, ways, [RowTree(room) for room in context.max_lengths])
     growth.add_children([(b, -1) for b in rows], steps.roots(rows))
     for depth in range(1, max(context.max_lengths)):
         level = growth.level(depth)

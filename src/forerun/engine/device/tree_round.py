@@ -19,7 +19,7 @@ from torch.nn.functional import pad
 from forerun import ops
 from forerun.drafters.autoregressive import fitted
 from forerun.drafters.device import Level, Shape
-from forerun.drafters.device_tree import DeviceTree, Drawing
+from forerun.drafters.device_tree import ChildRule, DeviceTree
 from forerun.engine.device.round import DeviceRound, reduced
 from forerun.math.advance import emitted_logprobs
 from forerun.math.laws import LogitLaw, PointMass
@@ -63,8 +63,8 @@ class TreeRound(DeviceRound):
                 self.draft_logits.rows[start : start + len(logits)].copy_(logits)
             return logits
 
-        drawing = Drawing(table.params, self.ids, uniforms, keep)
-        grown = self.grower.grow(table.device_rows, replace(shape, drafted=shape.drawn), rooms, drawing)
+        child_rule = ChildRule(table.params, self.ids, uniforms, keep)
+        grown = self.grower.grow(table.device_rows, replace(shape, drafted=shape.drawn), rooms, child_rule)
         count = self._num_nodes(shape)
         missing = (0, count - grown.tokens.shape[1])
         tokens, parents, lengths = pad(grown.tokens, missing), pad(grown.parents, missing), grown.lengths
