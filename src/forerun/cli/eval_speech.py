@@ -17,7 +17,7 @@ from forerun.errors import InvalidArgument
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from forerun.eval.speech.recordings import Listed
+    from forerun.eval.speech.recordings import ReadManifest
     from forerun.eval.speech.report import SpeechResult
     from forerun.measure.record import Record
 
@@ -49,12 +49,12 @@ def evaluate_speech(
     from forerun.measure.show import present
 
     _check(tasks)
-    listed = find(folder)
-    for bad in listed.bad[:3]:
+    manifest = find(folder)
+    for bad in manifest.bad[:3]:
         note(console, f"left out {bad.where}: {bad.why}")
     path = output or default_path(prefix="asr")
     check_output(path)
-    record = _measure(listed, path, options, console)
+    record = _measure(manifest, path, options, console)
     if record.rows:
         present(record, partial(say, console), path, None, form)
     else:
@@ -81,7 +81,7 @@ def _check(tasks: tuple[str, ...]) -> None:
             raise InvalidArgument(f"{TASK!r} needs {package}; run: pip install 'forerun[eval,speech]'")
 
 
-def _measure(listed: Listed, path: Path, options: dict[str, Any], console: Console) -> Record:
+def _measure(manifest: ReadManifest, path: Path, options: dict[str, Any], console: Console) -> Record:
     from forerun.cli.transcribe import load_pair
     from forerun.eval.prepare import spread
     from forerun.eval.speech.report import PLAIN, SPECULATIVE, TRANSFORMERS, speech_record
@@ -90,14 +90,14 @@ def _measure(listed: Listed, path: Path, options: dict[str, Any], console: Conso
     from forerun.measure.provenance import provenance
 
     options = options | {"model": _model(options)}
-    recordings = spread(listed.recordings, options["limit"])
+    recordings = spread(manifest.recordings, options["limit"])
     sizes = (options["batch_size"],) if options["batch_size"] else BATCH_SIZES
     loaded, processor = load_pair(options, console)
     drafting = loaded.decoder()
     methods = {TRANSFORMERS: None, PLAIN: loaded.plain_decoder(), SPECULATIVE: drafting}
     notes = () if drafting.engine.lossy is None else (drafting.engine.lossy,)
     origin = provenance(loaded.model.device)
-    settings = _settings(options, sizes, listed.source)
+    settings = _settings(options, sizes, manifest.source)
 
     def save(results: Sequence[SpeechResult], complete: bool) -> Record:
         return speech_record(origin, settings, results, notes, complete).kept(path)

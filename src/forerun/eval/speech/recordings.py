@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from forerun.eval.tasks.rows import json_rows, text
-from forerun.eval.tasks.task import Bad, Example, Rows, Task
+from forerun.eval.tasks.task import BadRow, Example, Rows, Task
 
 GIVE = "speech/manifest.jsonl, a line for each recording with the fields audio (a path beside it) and text"
 
@@ -23,20 +23,22 @@ class Recording:
 
 
 @dataclass(frozen=True, slots=True)
-class Listed:
+class ReadManifest:
+    """A data folder's manifest as it was read: its recordings, and the rows that cannot be used."""
+
     recordings: tuple[Recording, ...]
     source: str  # for records: file name, rows and a fingerprint
-    bad: tuple[Bad, ...]
+    bad: tuple[BadRow, ...]
 
 
-def find(folder: Path | None) -> Listed:
+def find(folder: Path | None) -> ReadManifest:
     """The manifest of a data folder, read; rows that cannot be used are named, not used."""
     (manifest,) = MANIFEST.find(folder)
     data = MANIFEST.read(folder)
     recordings = tuple(
         Recording(manifest.parent / row.id, row.text, Path(row.id).parent.name or "all") for row in data.examples
     )
-    return Listed(recordings, data.source, data.bad)
+    return ReadManifest(recordings, data.source, data.bad)
 
 
 def _parse(paths: tuple[Path, ...]) -> Rows:

@@ -7,7 +7,7 @@ from forerun.eval.tasks.code import HUMANEVAL, MBPP
 from forerun.eval.tasks.gsm8k import GSM8K
 from forerun.eval.tasks.spec_bench import SPEC_BENCH
 from forerun.eval.tasks.summaries import CNN_DAILYMAIL, XSUM
-from forerun.eval.tasks.task import Answer, Bad, Example, Metric, Score, Task, TaskData
+from forerun.eval.tasks.task import Answer, BadRow, Example, Metric, Score, Task, TaskData
 from forerun.eval.tasks.wikitext import WIKITEXT2
 
 TASKS = {task.name: task for task in (XSUM, CNN_DAILYMAIL, HUMANEVAL, MBPP, GSM8K, WIKITEXT2, SPEC_BENCH)}
@@ -22,4 +22,4 @@ def chosen(names: tuple[str, ...]) -> list[Task]:
     return [task for name, task in TASKS.items() if name in names or ALL in names]
 
 
-__all__ = ["ALL", "Answer", "Bad", "Example", "Metric", "Score", "TASKS", "Task", "TaskData", "chosen"]
+__all__ = ["ALL", "Answer", "BadRow", "Example", "Metric", "Score", "TASKS", "Task", "TaskData", "chosen"]

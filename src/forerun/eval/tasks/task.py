@@ -32,7 +32,7 @@ class Example:
 
 
 @dataclass(frozen=True, slots=True)
-class Bad:
+class BadRow:
     """A row that cannot be used."""
 
     where: str
@@ -114,9 +114,9 @@ class Task:
         bad = []
         for where, row in self.parse(paths):
             if isinstance(row, ValueError):
-                bad.append(Bad(where, str(row)))
+                bad.append(BadRow(where, str(row)))
             elif row.id in examples:
-                bad.append(Bad(where, f"has the same id as an earlier row, {row.id!r}"))
+                bad.append(BadRow(where, f"has the same id as an earlier row, {row.id!r}"))
             else:
                 examples[row.id] = row
         if not examples:
@@ -132,7 +132,7 @@ class TaskData:
     task: Task
     examples: tuple[Example, ...]
     source: str  # for records: file names and a fingerprint, no folders
-    bad: tuple[Bad, ...] = ()
+    bad: tuple[BadRow, ...] = ()
 
 
 def fingerprint(paths: Sequence[Path], rows: int) -> str:
