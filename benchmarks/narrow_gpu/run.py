@@ -22,7 +22,7 @@ from forerun.bench.decode.forward import stepper
 from forerun.bench.decode.methods import PLAIN, Decoders
 from forerun.bench.decode.pair import ModelPair, open_pair
 from forerun.bench.hardware import work_of
-from forerun.bench.synthetic import SIZES, build_model, make_code, parse
+from forerun.bench.synthetic import SIZES, build_model, make_bigram_law, parse
 from forerun.loading.rounding import round_weights
 from forerun.measure.progress import Reporter
 from forerun.measure.provenance import provenance
@@ -177,7 +177,7 @@ def compile_some(part: int, parts: int, schemes: Sequence[str], pair: str) -> No
         name = parse(pair)
         size = replace(SIZES[(name.target, name.draft)[which]], layers=1)
         model: Any = build_model(
-            size, make_code(size.vocab, size.code, 0, device), 0.0, device=device, dtype=torch.bfloat16
+            size, make_bigram_law(size.vocab, size.code, 0, device), 0.0, device=device, dtype=torch.bfloat16
         )
         if scheme != WIDE:
             round_weights(model, scheme, device, pair)

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from forerun.bench.synthetic import SIZES, engrave_head, make_code, noise_for, parse
+from forerun.bench.synthetic import SIZES, engrave_head, make_bigram_law, noise_for, parse
 from forerun.drafters import SelfDraft
 
 ALPHAS = {8: 0.97, 4: 0.92}  # by bits: what copies of large models are like
@@ -24,9 +24,9 @@ class DialledSelfDraft(SelfDraft):
 
     def made_of(self, target: PreTrainedModel) -> PreTrainedModel:
         model = super().made_of(target)
-        code = make_code(self.size.vocab, self.size.code, self.seed, target.device)
-        noise, _ = noise_for(code, ALPHAS[self.bits], self.seed)
+        law = make_bigram_law(self.size.vocab, self.size.code, self.seed, target.device)
+        noise, _ = noise_for(law, ALPHAS[self.bits], self.seed)
         head = model.get_output_embeddings()
         head.weight = nn.Parameter(torch.empty_like(head.weight), requires_grad=False)
-        engrave_head(head.weight, self.size, code, noise)
+        engrave_head(head.weight, self.size, law, noise)
         return model

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from forerun.bench.synthetic import QUIET, Code, make_code, noise_for
+from forerun.bench.synthetic import QUIET, BigramLaw, make_bigram_law, noise_for
 from forerun.errors import InvalidArgument
 
 CODE = 64  # dimensions
@@ -66,16 +66,16 @@ def build(name: str, alpha: float, *, device: torch.device, dtype: torch.dtype, 
     if name not in SHAPES:
         raise InvalidArgument(f"there is no pair {name!r}; choose among {', '.join(SHAPES)}")
     shape = SHAPES[name]
-    code = make_code(shape.vocab, CODE, seed, device)
-    noise, expected = noise_for(code, alpha, seed)
-    target = _model(shape, shape.layers, code, 0.0, device, dtype, seed)
-    draft = _model(replace(shape, layers=1), shape.draft_layers, code, noise, device, dtype, seed + 1)
+    law = make_bigram_law(shape.vocab, CODE, seed, device)
+    noise, expected = noise_for(law, alpha, seed)
+    target = _model(shape, shape.layers, law, 0.0, device, dtype, seed)
+    draft = _model(replace(shape, layers=1), shape.draft_layers, law, noise, device, dtype, seed + 1)
     return Pair(target, draft, expected, shape)
 
 
 @torch.no_grad()
 def _model(
-    shape: Shape, layers: int, code: Code, noise: float, device: torch.device, dtype: torch.dtype, seed: int
+    shape: Shape, layers: int, law: BigramLaw, noise: float, device: torch.device, dtype: torch.dtype, seed: int
 ) -> Any:
     with torch.device(device):
         model = _bare(shape, layers, dtype).eval().requires_grad_(False)
@@ -86,9 +86,9 @@ def _model(
     decoder = model.get_decoder()
     if (positions := getattr(decoder, "embed_positions", None)) is not None:
         positions.weight.zero_()
-    _engrave(decoder.embed_tokens.weight, code.tells, 1.0)
+    _engrave(decoder.embed_tokens.weight, law.tells, 1.0)
     # The norm makes a state of length sqrt(2 D) one of length sqrt(H); the head reads one of the two copies.
-    reads, scale = code.reads + noise * code.error, (2 * CODE / shape.width) ** 0.5
+    reads, scale = law.reads + noise * law.error, (2 * CODE / shape.width) ** 0.5
     head = torch.zeros(shape.vocab, shape.width, device=device, dtype=dtype)
     head[:, :CODE] = (scale * reads).to(dtype)
     model.get_output_embeddings().weight = nn.Parameter(head, requires_grad=False)

@@ -11,7 +11,7 @@ from forerun.bench.synthetic import (
     SyntheticName,
     build_pair,
     is_synthetic,
-    make_code,
+    make_bigram_law,
     measure_alpha,
     noise_for,
     parse,
@@ -37,11 +37,11 @@ def test_without_noise_the_draft_is_as_good_as_the_target() -> None:
 def test_blocks_compute_and_change_next_to_nothing() -> None:
     pair = build_pair("synthetic:tiny+mini", device="cpu", dtype="float32")
     size = SIZES["tiny"]
-    code = make_code(size.vocab, size.code, seed=0)
+    law = make_bigram_law(size.vocab, size.code, seed=0)
     ids = torch.randint(size.vocab, (2, 9), generator=torch.Generator().manual_seed(1))
     with torch.inference_mode():
         logits = pair.target(ids).logits
-    wanted = code.logits(ids.flatten()).view(2, 9, -1)
+    wanted = law.logits(ids.flatten()).view(2, 9, -1)
     assert 0 < (logits - wanted).abs().max() < 0.02 * wanted.std()
     layers = [m for m in pair.target.model.layers.modules() if isinstance(m, nn.Linear)]
     assert len(layers) == 7 * size.layers
@@ -50,17 +50,17 @@ def test_blocks_compute_and_change_next_to_nothing() -> None:
 
 def test_the_published_noise_gives_the_published_acceptance() -> None:
     """0.065 on a code of 64 dimensions and 32000 tokens: near 0.87."""
-    code = make_code(32000, 64, seed=0)
+    law = make_bigram_law(32000, 64, seed=0)
     tokens = torch.arange(0, 32000, 250)
-    p, q = code.logits(tokens).softmax(-1), code.logits(tokens, noise=0.065).softmax(-1)
+    p, q = law.logits(tokens).softmax(-1), law.logits(tokens, noise=0.065).softmax(-1)
     assert float(acceptance(p, q).mean()) == pytest.approx(0.87, abs=0.02)
 
 
 def test_more_noise_is_less_acceptance() -> None:
-    code = make_code(256, 16, seed=3)
-    noises = [noise_for(code, alpha)[0] for alpha in (0.95, 0.8, 0.5)]
+    law = make_bigram_law(256, 16, seed=3)
+    noises = [noise_for(law, alpha)[0] for alpha in (0.95, 0.8, 0.5)]
     assert noises == sorted(noises)
-    assert noise_for(code, 0.8) == noise_for(code, 0.8)
+    assert noise_for(law, 0.8) == noise_for(law, 0.8)
 
 
 def test_types_are_kept_and_sizes_are_those_of_the_names() -> None:

@@ -73,7 +73,7 @@ class SyntheticPair:
 
 
 @dataclass(frozen=True, slots=True)
-class Code:
+class BigramLaw:
     """A bigram law of low rank: the logits after token t are `reads @ tells[t]`."""
 
     tells: Tensor  # [V, D] rows of length sqrt(D)
@@ -124,26 +124,26 @@ def build_pair(
     place = choose_device(device)
     kind = choose_dtype(dtype, place)
     size = SIZES[wanted.target]
-    code = make_code(size.vocab, size.code, seed, place)
-    noise, alpha = noise_for(code, wanted.alpha, seed)
-    target = build_model(size, code, 0.0, device=place, dtype=kind, seed=seed)
-    draft = build_model(SIZES[wanted.draft], code, noise, device=place, dtype=kind, seed=seed + 1)
+    law = make_bigram_law(size.vocab, size.code, seed, place)
+    noise, alpha = noise_for(law, wanted.alpha, seed)
+    target = build_model(size, law, 0.0, device=place, dtype=kind, seed=seed)
+    draft = build_model(SIZES[wanted.draft], law, noise, device=place, dtype=kind, seed=seed + 1)
     return SyntheticPair(target, draft, noise, alpha)
 
 
-def make_code(vocab: int, dimensions: int, seed: int, device: torch.device | str = "cpu") -> Code:
+def make_bigram_law(vocab: int, dimensions: int, seed: int, device: torch.device | str = "cpu") -> BigramLaw:
     generator = torch.Generator(device).manual_seed(seed)
     tells, reads, error = torch.randn(3, vocab, dimensions, generator=generator, device=device)
-    return Code(tells * dimensions**0.5 / tells.norm(dim=-1, keepdim=True), reads, error)
+    return BigramLaw(tells * dimensions**0.5 / tells.norm(dim=-1, keepdim=True), reads, error)
 
 
-def noise_for(code: Code, alpha: float, seed: int = 0) -> tuple[float, float]:
+def noise_for(law: BigramLaw, alpha: float, seed: int = 0) -> tuple[float, float]:
     """The noise whose acceptance rate is `alpha`, and the rate it has; found by halving, since the one falls as the
     other grows."""
     _check_alpha(alpha)
-    tokens = _text(code, seed)
-    exact = code.logits(tokens)
-    wrong = code.tells[tokens] @ code.error.T
+    tokens = _text(law, seed)
+    exact = law.logits(tokens)
+    wrong = law.tells[tokens] @ law.error.T
     p = exact.softmax(-1)
 
     def rate(noise: float) -> float:
@@ -160,9 +160,9 @@ def noise_for(code: Code, alpha: float, seed: int = 0) -> tuple[float, float]:
 
 @torch.no_grad()
 def build_model(
-    size: Size, code: Code, noise: float, *, device: torch.device, dtype: torch.dtype, seed: int = 0
+    size: Size, law: BigramLaw, noise: float, *, device: torch.device, dtype: torch.dtype, seed: int = 0
 ) -> Any:
-    """A Llama whose head reads `code` with `noise`, made in place and in its type: no copy of it is on the host."""
+    """A Llama whose head reads `law` with `noise`, made in place and in its type: no copy of it is on the host."""
     from transformers import AutoModelForCausalLM, LlamaConfig
 
     config = LlamaConfig(
@@ -177,7 +177,7 @@ def build_model(
         if weight.dim() == 2:
             writes = weight_name.endswith(("o_proj.weight", "down_proj.weight"))
             weight.normal_(0.0, QUIET if writes else 0.02, generator=generator)
-    _engrave(model, size, code, noise)
+    _engrave(model, size, law, noise)
     return model
 
 
@@ -199,28 +199,28 @@ def measure_alpha(target: Any, draft: Any, *, num_tokens: int = 512, plain: Spec
     return float(acceptance(*laws).mean())
 
 
-def _engrave(model: Any, size: Size, code: Code, noise: float) -> None:
+def _engrave(model: Any, size: Size, law: BigramLaw, noise: float) -> None:
     """The code goes in through the embedding and out through the head; the final norm is undone by the scale."""
     embedding, head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
     embedding.zero_()
-    embedding[:, : size.code] = code.tells.to(embedding.dtype)
-    engrave_head(head, size, code, noise)
+    embedding[:, : size.code] = law.tells.to(embedding.dtype)
+    engrave_head(head, size, law, noise)
 
 
 @torch.no_grad()
-def engrave_head(head: Tensor, size: Size, code: Code, noise: float) -> None:
-    """Let a head [V, H] read the code with `noise`."""
+def engrave_head(head: Tensor, size: Size, law: BigramLaw, noise: float) -> None:
+    """Let a head [V, H] read the law with `noise`."""
     head.zero_()
     scale = (size.code / size.hidden) ** 0.5  # the norm makes a state of length sqrt(D) one of length sqrt(H)
-    head[:, : size.code] = (scale * (code.reads + noise * code.error)).to(head.dtype)
+    head[:, : size.code] = (scale * (law.reads + noise * law.error)).to(head.dtype)
 
 
-def _text(code: Code, seed: int) -> Tensor:
+def _text(law: BigramLaw, seed: int) -> Tensor:
     """[CONTEXTS] tokens as sampled text visits them."""
-    generator = torch.Generator(code.tells.device).manual_seed(seed + 1)
-    tokens = torch.randint(len(code.tells), (CONTEXTS,), generator=generator, device=code.tells.device)
+    generator = torch.Generator(law.tells.device).manual_seed(seed + 1)
+    tokens = torch.randint(len(law.tells), (CONTEXTS,), generator=generator, device=law.tells.device)
     for _ in range(STEPS):
-        tokens = torch.multinomial(code.logits(tokens).softmax(-1), 1, generator=generator)[:, 0]
+        tokens = torch.multinomial(law.logits(tokens).softmax(-1), 1, generator=generator)[:, 0]
     return tokens
 
 
