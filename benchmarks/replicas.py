@@ -22,7 +22,7 @@ from pathlib import Path
 
 from benchmarks.command import add_outputs, make_parser, run_command
 from benchmarks.serving.report import Measurement, summarize
-from forerun.bench.serve.bodies import Bodies
+from forerun.bench.serve.bodies import RequestBodies
 from forerun.bench.serve.load import LoadLevel, ServerLoad, run_level
 from forerun.bench.serve.process import served
 from forerun.bench.serve.samples import RequestSample, send
@@ -75,7 +75,7 @@ class Servers:
         asked = ServeSettings(
             endpoint="completions", prompt_length=settings.prompt, max_new_tokens=settings.output, temperature=0.0
         )
-        self.bodies = Bodies(asked, [], model)
+        self.bodies = RequestBodies(asked, [], model)
         self.levels = {
             (server, streams): LoadLevel(ServerLoad(concurrency=streams), None, [])
             for streams in settings.streams
@@ -121,7 +121,7 @@ def len_of(level: LoadLevel) -> int:
 
 
 async def _run(
-    client: ApiClient, bodies: Bodies, level: LoadLevel, requests: int, more: dict[str, int], first: int = 0
+    client: ApiClient, bodies: RequestBodies, level: LoadLevel, requests: int, more: dict[str, int], first: int = 0
 ) -> None:
     async def send_one(number: int, sample: RequestSample) -> None:
         await send(client, "completions", bodies.body(first + number, None) | more, sample)

@@ -18,7 +18,7 @@ from benchmarks.serving.http import Servers, ask, levels_of
 from benchmarks.serving.report import BARE, HTTP, Measurement, make_record, summarize
 from benchmarks.serving.tokens import made_up_tokenizer
 from forerun.bench.decode.pair import default_pair, open_pair
-from forerun.bench.serve.bodies import Bodies
+from forerun.bench.serve.bodies import RequestBodies
 from forerun.bench.serve.load import LoadLevel, ServerLoad
 from forerun.bench.settings import ServeSettings
 from forerun.decoder import SpeculativeDecoder
@@ -104,7 +104,7 @@ def _run(
 
     def bare(settings: ServeSettings, load: ServerLoad, mode: str) -> None:
         servers.stop()
-        bodies, level = Bodies(settings, (), NAME), LoadLevel(load, mode, [])
+        bodies, level = RequestBodies(settings, (), NAME), LoadLevel(load, mode, [])
         times = sent[level.name]
         # Requests are made before: that takes nothing of the server's engine either. An engine may come further.
         number = len(times) if load.concurrency is None else MORE * len(times)

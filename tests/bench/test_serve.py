@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from forerun.bench.prompts import find_questions
-from forerun.bench.serve.bodies import Bodies
+from forerun.bench.serve.bodies import RequestBodies
 from forerun.bench.serve.counters import parse
 from forerun.bench.serve.load import LoadLevel, ServerLoad
 from forerun.bench.serve.results import goodput, percentile
@@ -177,7 +177,7 @@ def test_arrivals_and_modes(tmp_path: Path) -> None:
 
 def test_lengths_between_two_bounds() -> None:
     settings = {"endpoint": "completions", "prompt_length": 9, "shortest_prompt": 7, "shortest_answer": 2}
-    bodies = Bodies(ServeSettings(**settings, max_new_tokens=4), (), "m")  # type: ignore[arg-type]
+    bodies = RequestBodies(ServeSettings(**settings, max_new_tokens=4), (), "m")  # type: ignore[arg-type]
     made = [bodies.body(number, None) for number in range(60)]
     assert {len(body["prompt"]) for body in made} == {7, 8, 9} and {body["max_tokens"] for body in made} == {2, 3, 4}
     assert bodies.body(7, "on")["prompt"] == made[7]["prompt"], "the same number asks the same"

@@ -13,7 +13,7 @@ IDS = range(100, 500)
 """Ids that every vocabulary has, and that are seldom special."""
 
 
-class Bodies:
+class RequestBodies:
     """Bodies by number: the same number always asks the same, so that levels can be compared."""
 
     def __init__(self, settings: ServeSettings, questions: Sequence[Question], model: str) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from forerun.bench.prompts import Questions, find_questions
-from forerun.bench.serve.bodies import Bodies
+from forerun.bench.serve.bodies import RequestBodies
 from forerun.bench.serve.counters import read_counters
 from forerun.bench.serve.load import LoadLevel, ServerLoad, run_level
 from forerun.bench.serve.process import served
@@ -82,7 +82,7 @@ class ServeBench:
     ) -> None:
         self.settings, self.client, self.reporter = settings, client, reporter
         card = asyncio.run(self._meet(model))
-        self.bodies = Bodies(settings, questions.items, card["id"])
+        self.bodies = RequestBodies(settings, questions.items, card["id"])
         self.notes = () if settings.prompt_length or questions.note is None else (questions.note.rstrip("."),)
         shortest = f"{settings.shortest_prompt} to " if settings.shortest_prompt is not None else ""
         ids = f"{shortest}{settings.prompt_length} random ids a prompt"
