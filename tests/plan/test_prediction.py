@@ -18,10 +18,10 @@ from forerun.plan.report import verdicts
 from forerun.plan.results import DrafterPlan, PlanResults, advise
 from forerun.plan.rounds import prompt_batches
 from forerun.plan.run import make_plan
-from forerun.plan.settings import Extent, PlanSettings
+from forerun.plan.settings import CheckedLengths, PlanSettings
 from plan.simulation import PLAIN, Simulated, even, patchy, plain, prompts
 
-LONG = PlanSettings(max_new_tokens=400, check=Extent.ALL, repeats=12)
+LONG = PlanSettings(max_new_tokens=400, check=CheckedLengths.ALL, repeats=12)
 
 
 def found_with(*drafters: Simulated, settings: PlanSettings = LONG, count: int = 12) -> PlanResults:
@@ -88,7 +88,7 @@ def test_copies_that_do_not_fill_the_draft() -> None:
 def test_several_batches_and_temperatures_are_cells_of_their_own() -> None:
     found = found_with(
         Simulated("a", even(0.9)), Simulated("b", even(0.4)),
-        settings=PlanSettings(batch_sizes=(1, 2), temperatures=(0.0, 1.0), contexts=(64,), check=Extent.NONE),
+        settings=PlanSettings(batch_sizes=(1, 2), temperatures=(0.0, 1.0), contexts=(64,), check=CheckedLengths.NONE),
     )  # fmt: skip
     cells = [(plan.drafter, plan.batch, plan.temperature) for plan in found.plans]
     assert cells == [(d, b, t) for t in (0.0, 1.0) for b in (1, 2) for d in ("a", "b")]
@@ -99,8 +99,8 @@ def test_several_batches_and_temperatures_are_cells_of_their_own() -> None:
 
 def test_drift_and_hiccups_are_survived() -> None:
     drafter = Simulated("d", even(0.8), hiccup=0.03)
-    quiet = found_with(Simulated("d", even(0.8)), settings=replace(LONG, check=Extent.NONE)).plans[0]
-    noisy = found_with(drafter, settings=replace(LONG, check=Extent.NONE)).plans[0]
+    quiet = found_with(Simulated("d", even(0.8)), settings=replace(LONG, check=CheckedLengths.NONE)).plans[0]
+    noisy = found_with(drafter, settings=replace(LONG, check=CheckedLengths.NONE)).plans[0]
     for a, b in zip(quiet.predictions, noisy.predictions, strict=True):
         assert b.factor == pytest.approx(a.factor, rel=0.04)
 
@@ -212,11 +212,11 @@ def test_greedy_text_has_no_luck() -> None:
 
 
 def test_which_lengths_are_run() -> None:
-    assert lengths_to_run(4, 8, Extent.NEAR) == [0, 2, 3, 4, 5, 6]
-    assert lengths_to_run(0, 8, Extent.NEAR) == [0, 1, 2]
-    assert lengths_to_run(8, 8, Extent.NEAR) == [0, 6, 7, 8]
-    assert lengths_to_run(1, 3, Extent.ALL) == [0, 1, 2, 3]
-    assert lengths_to_run(1, 3, Extent.NONE) == []
+    assert lengths_to_run(4, 8, CheckedLengths.NEAR) == [0, 2, 3, 4, 5, 6]
+    assert lengths_to_run(0, 8, CheckedLengths.NEAR) == [0, 1, 2]
+    assert lengths_to_run(8, 8, CheckedLengths.NEAR) == [0, 6, 7, 8]
+    assert lengths_to_run(1, 3, CheckedLengths.ALL) == [0, 1, 2, 3]
+    assert lengths_to_run(1, 3, CheckedLengths.NONE) == []
 
 
 def test_an_interrupt_leaves_what_there_is() -> None:
@@ -226,7 +226,7 @@ def test_an_interrupt_leaves_what_there_is() -> None:
                 raise KeyboardInterrupt
             return super().rounds(batch, choose)
 
-    settings = PlanSettings(batch_sizes=(1, 2), check=Extent.NONE)
+    settings = PlanSettings(batch_sizes=(1, 2), check=CheckedLengths.NONE)
     saved: list[tuple[bool, int, int]] = []
 
     def save(results: PlanResults) -> PlanResults:

@@ -10,7 +10,7 @@ from statistics import fmean
 
 from forerun.plan.predict import LengthPrediction
 from forerun.plan.rounds import PromptBatch, RoundRunner, TimedRound, full_rounds
-from forerun.plan.settings import Extent
+from forerun.plan.settings import CheckedLengths
 
 REACH = 2  # lengths on either side of the predicted best that are run
 SPEED_TOLERANCE = 0.10
@@ -76,11 +76,11 @@ class PlanVerdict:
         return self.length_held and self.speed_held
 
 
-def lengths_to_run(best: int, max_length: int, extent: Extent) -> list[int]:
+def lengths_to_run(best: int, max_length: int, checked: CheckedLengths) -> list[int]:
     """Plain decoding always; around a prediction that nothing pays, the shortest drafts."""
-    if extent is Extent.NONE:
+    if checked is CheckedLengths.NONE:
         return []
-    reach = max_length if extent is Extent.ALL else REACH
+    reach = max_length if checked is CheckedLengths.ALL else REACH
     return [0, *(n for n in range(1, max_length + 1) if abs(n - best) <= reach)]
 
 

@@ -16,7 +16,7 @@ from forerun.plan.costs import RoundCosts, measure_costs
 from forerun.plan.predict import best, predict
 from forerun.plan.results import DrafterPlan, PlanResults
 from forerun.plan.rounds import Prompt, PromptBatch, RoundRunner, prompt_batches
-from forerun.plan.settings import Extent, PlanSettings
+from forerun.plan.settings import CheckedLengths, PlanSettings
 
 R = TypeVar("R")
 
@@ -64,7 +64,7 @@ class _Parts:
                 yield Turn(title, partial(self.count, runner, temperature), counting)
             for batch in settings.batch_sizes:
                 yield Turn(f"timing rounds at batch {batch}", partial(self.predict, batch, temperature), timing * batch)
-                if settings.check is Extent.NONE:
+                if settings.check is CheckedLengths.NONE:
                     continue
                 for runner in self.drafters:
                     title = f"checking {runner.name} at batch {batch}"

@@ -12,7 +12,7 @@ SHORTEST = 4  # tokens of a text: the prompt's pass and the round before the fir
 LADDER = (1, 2, 4, 8, 16, 32)  # lengths whose acceptance is counted; those between follow from their neighbours
 
 
-class Extent(StrEnum):
+class CheckedLengths(StrEnum):
     """Which draft lengths are run to check the prediction."""
 
     NEAR = "near"  # plain decoding, and those around the predicted best
@@ -36,7 +36,7 @@ class PlanSettings:
     """Tokens decoded from each prompt; end tokens are ignored."""
     repeats: int = 6
     """Rounds of each draft length that are timed."""
-    check: Extent = Extent.NEAR
+    check: CheckedLengths = CheckedLengths.NEAR
     """Run draft lengths near the predicted best, all of them, or none, to see whether the prediction holds."""
     check_prompts: int | None = None
     """Check with the first N prompts only, to save time; few of them add their own peculiarities to the error."""
