@@ -119,7 +119,7 @@ class Layer:
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class PendingResidual:
     """What a layer adds to its hidden states and has not added yet: the sum is one launch with the next norm."""
 
     states: Tensor  # [N, H]
@@ -154,7 +154,7 @@ class GpuBody(DescribedBody):
         self._refresh(cache.capacity)
         x = self._embedded(new, positions)
         angles = [table[positions].chunk(2, dim=-1) for table in self._tables]
-        change: Change | None = None
+        pending: PendingResidual | None = None
         late: Tensor | None = None  # of the last layer's experts, where they are added behind this one
         for index, layer in enumerate(self.layers):
             attention = layer.spec.attention
@@ -164,16 +164,16 @@ class GpuBody(DescribedBody):
             turn = self._still if attention.angles is None else angles[attention.angles]
             seen = reach if reach.window == attention.window else replace(reach, window=attention.window)
             weight = None if layer.spec.is_parallel else layer.qkv.weight  # else the MLP takes the same
-            x, inner, norm = _joined_for(weight, x, change, layer.spec.before_attention)
+            x, inner, norm = _joined_for(weight, x, pending, layer.spec.before_attention)
             attend = self._attend_latents if isinstance(attention, LatentAttention) else self._attend
             mixed = attend(attention, inner, norm, layer, pool, turn, addresses, seen, rows)  # type: ignore[arg-type]
             if layer.spec.is_parallel:
                 assert isinstance(inner, Tensor)
-                x, change = _parallel(x, inner, norm, mixed, layer)
+                x, pending = _parallel(x, inner, norm, mixed, layer)
             else:
-                x, change, experts_change = _sequential(x, mixed, layer)
+                x, pending, experts_change = _sequential(x, mixed, layer)
                 x, late = x if late is None else x + late, experts_change
-        return _joined(x, change, self.decoder.norm, alone=True)[1]
+        return _joined(x, pending, self.decoder.norm, alone=True)[1]
 
     def hidden(self, call: ForwardPass) -> Tensor:
         rows, cache, device = call.rows, call.cache, call.new.device
@@ -276,15 +276,15 @@ class GpuBody(DescribedBody):
 
 
 def _joined(
-    x: Tensor, change: Change | None, norm: AnyNorm | None, alone: bool = False
+    x: Tensor, pending: PendingResidual | None, norm: AnyNorm | None, alone: bool = False
 ) -> tuple[Tensor, Tensor, Norm | None]:
     """x with all changes added, what the next product takes, and the norm that is left to that product.
 
     One row is normed by every program of a product for itself; for more, and where no product follows (`alone`), there
     is a launch of its own.
     """
-    if change is not None:
-        x, inner = ops.added(x, change.states, norm, change.norm, change.multiplier)
+    if pending is not None:
+        x, inner = ops.added(x, pending.states, norm, pending.norm, pending.multiplier)
         return x, inner, None
     if norm is None or (isinstance(norm, Norm) and not alone):
         return x, x, norm
@@ -292,34 +292,34 @@ def _joined(
 
 
 def _joined_for(
-    weight: Tensor | None, x: Tensor, change: Change | None, norm: AnyNorm | None
+    weight: Tensor | None, x: Tensor, pending: PendingResidual | None, norm: AnyNorm | None
 ) -> tuple[Tensor, Tensor | RoundedRows, Norm | None]:
     """The same for a product with this weight alone: rounded on the way, where it takes rounded rows."""
     if norm is None or not isinstance(weight, ScaledWeight) or not weight.scheme.rounds_rows:
-        return _joined(x, change, norm)
-    if change is None:
+        return _joined(x, pending, norm)
+    if pending is None:
         return x, ops.normed_and_rounded(x, norm, weight.scheme), None
-    x, inner = ops.added_and_rounded(x, change.states, norm, change.norm, change.multiplier, weight.scheme)
+    x, inner = ops.added_and_rounded(x, pending.states, norm, pending.norm, pending.multiplier, weight.scheme)
     return x, inner, None
 
 
-def _sequential(x: Tensor, mixed: Tensor, layer: Layer) -> tuple[Tensor, Change | None, Tensor | None]:
+def _sequential(x: Tensor, mixed: Tensor, layer: Layer) -> tuple[Tensor, PendingResidual | None, Tensor | None]:
     """The MLP reads what attention left, and so do late experts, whose part comes third."""
     spec = layer.spec
-    x, change = _add(x, mixed, layer.out, spec.after_attention, spec.multiplier)
+    x, pending = _add(x, mixed, layer.out, spec.after_attention, spec.multiplier)
     if isinstance(spec.mlp, Experts):
-        x, states, _ = _joined(x, change, spec.before_mlp, alone=True)
-        return x, Change(_from_experts(states, spec.mlp, layer), spec.after_mlp, spec.multiplier), None
+        x, states, _ = _joined(x, pending, spec.before_mlp, alone=True)
+        return x, PendingResidual(_from_experts(states, spec.mlp, layer), spec.after_mlp, spec.multiplier), None
     assert layer.mlp is not None
     inner: Tensor | RoundedRows
     if spec.late_experts is None:
-        x, inner, norm = _joined_for(layer.mlp.first.weight, x, change, spec.before_mlp)
+        x, inner, norm = _joined_for(layer.mlp.first.weight, x, pending, spec.before_mlp)
         late = None
     else:
-        x, states, norm = _joined(x, change, spec.before_mlp, alone=True)
+        x, states, norm = _joined(x, pending, spec.before_mlp, alone=True)
         inner, late = states, _from_experts(states, spec.late_experts, layer)
-    x, change = _add(x, _activated(inner, norm, layer.mlp), layer.mlp.second, spec.after_mlp, spec.multiplier)
-    return x, change, late
+    x, pending = _add(x, _activated(inner, norm, layer.mlp), layer.mlp.second, spec.after_mlp, spec.multiplier)
+    return x, pending, late
 
 
 def _from_experts(inner: Tensor, spec: Experts, layer: Layer) -> Tensor:
@@ -353,7 +353,9 @@ def _with_identities(inner: Tensor, spec: Experts, weights: ExpertWeights) -> Te
     return identities.added(outputs, inner)
 
 
-def _parallel(x: Tensor, inner: Tensor, norm: Norm | None, mixed: Tensor, layer: Layer) -> tuple[Tensor, Change | None]:
+def _parallel(
+    x: Tensor, inner: Tensor, norm: Norm | None, mixed: Tensor, layer: Layer
+) -> tuple[Tensor, PendingResidual | None]:
     """The MLP reads what attention read, unless it has a norm of its own. Both are added as one change."""
     assert layer.mlp is not None, "no family has experts beside attention"
     if layer.spec.before_mlp is not None:
@@ -363,12 +365,12 @@ def _parallel(x: Tensor, inner: Tensor, norm: Norm | None, mixed: Tensor, layer:
     total = ops.project(mixed, out.weight, out.bias, residual=x if is_alone else None, multiplier=multiplier)
     inner = _activated(inner, norm, layer.mlp)
     total = ops.project(inner, second.weight, second.bias, residual=total, multiplier=multiplier)
-    return (total, None) if is_alone else (x, Change(total, None, 1.0))
+    return (total, None) if is_alone else (x, PendingResidual(total, None, 1.0))
 
 
 def _add(
     x: Tensor, states: Tensor, product: Weights, norm: Norm | None, multiplier: float
-) -> tuple[Tensor, Change | None]:
+) -> tuple[Tensor, PendingResidual | None]:
     """x and a product of `states`: added at once to a single row, otherwise left for the next norm's launch."""
     if len(x) == 1 and norm is None and product.group is None:
         outputs = ops.project(states, product.weight, product.bias, residual=x, multiplier=multiplier)
@@ -376,7 +378,7 @@ def _add(
     outputs = ops.project(states, product.weight, product.bias)
     if product.group is not None:
         dist.all_reduce(outputs, group=product.group)
-    return x, Change(outputs, norm, multiplier)
+    return x, PendingResidual(outputs, norm, multiplier)
 
 
 def _activated(inner: Tensor | RoundedRows, norm: Norm | None, mlp: InnerWeights) -> Tensor:
