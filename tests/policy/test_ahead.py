@@ -135,12 +135,12 @@ def test_an_outcome_is_taken_for_the_round_it_belongs_to() -> None:
     policy = CostModel()
     for number in (1, 2, 3):
         policy.lengths(replace(view(7), sizes=SIZES, round_number=number))
-    policy._asks[1].lengths, policy._asks[3].lengths = {0: 4}, {0: 8}
+    policy._questions[1].lengths, policy._questions[3].lengths = {0: 4}, {0: 8}
     heard = replace(outcome((7,), (4,), (2,), draft_seconds=0.001), steps=4, round_number=1)
     policy.observe(heard)
-    assert policy._drafting == {7} and set(policy._asks) == {2, 3}
+    assert policy._drafting == {7} and set(policy._questions) == {2, 3}
     policy.observe(replace(heard, round_number=3))
-    assert not policy._asks
+    assert not policy._questions
     policy.observe(replace(heard, round_number=9))
     assert not policy._drafting, "nobody asked for that one"
 

@@ -46,7 +46,7 @@ SPOKEN_MEMORY = 16.0
 
 
 @dataclass(slots=True)
-class Ask:
+class PendingQuestion:
     """What was asked for a round whose outcome is not known yet."""
 
     lengths: dict[int, int] = field(default_factory=dict)  # by row
@@ -81,8 +81,8 @@ class CostModel(Policy):
         self._asking = AskingValue()
         self._spoken = 1.0  # how often a row that was asked had a draft
         self._trims = False  # whether drafts come to `trim`, so that asking and verifying are two decisions
-        self._ask = Ask()  # the last one
-        self._asks: dict[int, Ask] = {}  # by round number: of rounds that are under way
+        self._question = PendingQuestion()  # the last one
+        self._questions: dict[int, PendingQuestion] = {}  # by round number: of rounds that are under way
         self._drafting: frozenset[int] = frozenset()  # requests asked in the round before
         self._mixed = False  # whether the drafter both copies and draws
         self._drawn = UNSEEN  # the evidence class of drawn drafts, where a drafter also copies
@@ -99,10 +99,10 @@ class CostModel(Policy):
         Copies are found behind text that is known, so a round that is sent off early has none: that is for text in
         which they begin so seldom that waiting for them costs more.
         """
-        if self._ask.trial is not None or not self._score.knows_plain():
+        if self._question.trial is not None or not self._score.knows_plain():
             return False
         if not self._score.knows_drafts():  # a drafter that finds nothing leaves it at that
-            return not any(self._ask.lengths.values())
+            return not any(self._question.lengths.values())
         return not self._waits_for_copies
 
     @property
@@ -113,16 +113,18 @@ class CostModel(Policy):
 
     def lengths(self, view: BatchView) -> tuple[int, ...]:
         self._mixed = view.is_mixed
-        self._ask = self._asks[view.round_number] = Ask(unread=dict(zip(view.rows, view.unread, strict=False)))
-        self._ask.is_known, self._ask.is_first = self._score.knows_plain(), not self._draft.is_known
-        self._ask.worth = self._worth(view)
+        self._question = self._questions[view.round_number] = PendingQuestion(
+            unread=dict(zip(view.rows, view.unread, strict=False))
+        )
+        self._question.is_known, self._question.is_first = self._score.knows_plain(), not self._draft.is_known
+        self._question.worth = self._worth(view)
         resting = not view.sizes and self._rest.holds(view.request_ids)
-        self._ask.is_rest = resting or self._has_to_time_plain(len(view.rows))
-        if self._ask.is_rest:
-            self._ask.lengths = dict.fromkeys(view.rows, 0)
+        self._question.is_rest = resting or self._has_to_time_plain(len(view.rows))
+        if self._question.is_rest:
+            self._question.lengths = dict.fromkeys(view.rows, 0)
             return (0,) * len(view.rows)
         chosen = self._wanted(view, tuple(min(room, self.max_length) for room in view.max_lengths))
-        self._ask.lengths = dict(zip(view.rows, chosen, strict=True))
+        self._question.lengths = dict(zip(view.rows, chosen, strict=True))
         return chosen
 
     def trim(self, view: BatchView, draft: Draft) -> tuple[int, ...]:
@@ -130,7 +132,7 @@ class CostModel(Policy):
         proposed = draft.lengths.tolist()
         if draft.cuttable is not None:
             return self._choose_copies(view, draft, proposed, draft.cuttable)
-        self._ask.proposed = max(proposed, default=0)
+        self._question.proposed = max(proposed, default=0)
         limits = zip(proposed, view.max_lengths, strict=True)
         room = tuple(min(length, most, self.max_length) for length, most in limits)
         if not any(room):
@@ -147,7 +149,7 @@ class CostModel(Policy):
         """How much of each copy to verify, 0 where the row is better off with a drawn draft of the length asked for."""
         rows = len(proposed)
         room = [min(length, self.max_length) if cut else 0 for length, cut in zip(proposed, cuttable, strict=True)]
-        drawn = [self._ask.lengths.get(row, 0) for row in view.rows]
+        drawn = [self._question.lengths.get(row, 0) for row in view.rows]
         evidence = draft.evidence or (0,) * rows
         copies = self._survival(view, evidence, room)
         others = list(map(sum, self._survival(view, (self._drawn,) * rows, drawn)))
@@ -155,7 +157,7 @@ class CostModel(Policy):
         if len(score) <= rows:  # beyond what has been measured: one step further at a time
             return tuple(min(1, most) for most in room)
         prices = RoundPrices(score, self._draft.table(_number(drawn) or rows, self.max_length), view.sizes)
-        return best_copies(copies, drawn, others, prices, self._margin(view, True), self._ask.worth)
+        return best_copies(copies, drawn, others, prices, self._margin(view, True), self._question.worth)
 
     def _survival(self, view: BatchView, evidence: Sequence[int], room: Sequence[int]) -> list[list[float]]:
         """Chances that tokens 1, 2, ... of each row's draft are all kept."""
@@ -183,7 +185,7 @@ class CostModel(Policy):
 
     def copy_lengths(self, view: BatchView) -> tuple[int, ...] | None:
         """Room for copies beside drawn drafts: they are free, and `trim` cuts them once they are there."""
-        if self._ask.is_rest or not self._score.knows_plain():
+        if self._question.is_rest or not self._score.knows_plain():
             return (0,) * len(view.rows)
         return tuple(min(room, self.max_length) for room in view.max_lengths)
 
@@ -193,20 +195,20 @@ class CostModel(Policy):
             return
         self._rows = rows
         self._starts.observe(outcome)
-        ask = self._asks.pop(outcome.round_number, Ask())
+        question = self._questions.pop(outcome.round_number, PendingQuestion())
         # Rounds of these rows asked for before this one and not heard of never ran.
-        self._asks = {
+        self._questions = {
             number: other
-            for number, other in self._asks.items()
+            for number, other in self._questions.items()
             if number > outcome.round_number or other.lengths.keys().isdisjoint(outcome.rows)
         }
         asked = frozenset(
-            request for row, request in zip(outcome.rows, outcome.request_ids, strict=True) if ask.lengths.get(row)
+            request for row, request in zip(outcome.rows, outcome.request_ids, strict=True) if question.lengths.get(row)
         )
-        self._learn_costs(outcome, asked, ask)
+        self._learn_costs(outcome, asked, question)
         self._learn_acceptance(outcome)
         if self._score.knows_plain():
-            self._record_outcome(outcome, asked, ask)
+            self._record_outcome(outcome, asked, question)
         # Rows that had no part in this round are drafted for as they were.
         others = self._drafting.difference(outcome.request_ids)
         self._drafting = others | (self._drew(outcome) if self._mixed else asked)
@@ -284,12 +286,12 @@ class CostModel(Policy):
         if view.sizes:
             lengths = best_size(survival, score, draft, view.sizes, margin)
         else:
-            lengths = best_lengths(survival, score, draft, spoken, margin, self._ask.worth)
+            lengths = best_lengths(survival, score, draft, spoken, margin, self._question.worth)
         reading = [0.0] * len(room) if copies else self._reading_seconds(view)
         spent = self._reading_margin(evidence) * _of_drafted(reading, lengths)
         if spent and spent > self._saved(lengths, survival, score, draft, min(max(view.max_lengths), HORIZON)):
             known = [[] if seconds else chances for seconds, chances in zip(reading, survival, strict=True)]
-            lengths = best_lengths(known, score, draft, spoken, margin, self._ask.worth)
+            lengths = best_lengths(known, score, draft, spoken, margin, self._question.worth)
         return lengths if any(lengths) else self._try(view, room, evidence, score, draft, reading)
 
     def _reading_margin(self, evidence: Sequence[int]) -> float:
@@ -307,7 +309,7 @@ class CostModel(Policy):
         tokens: int,
     ) -> float:
         """Seconds that such drafts save while each row gains `tokens`."""
-        kept = self._ask.worth.expected([sum(row[:length]) for row, length in zip(survival, lengths, strict=True)])
+        kept = self._question.worth.expected([sum(row[:length]) for row, length in zip(survival, lengths, strict=True)])
         taken = score[min(sum(lengths), len(score) - 1)] + draft[max(lengths)]
         return tokens * (score[0] - taken / (1 + kept / len(lengths)))
 
@@ -341,7 +343,7 @@ class CostModel(Policy):
                 spent += self._catching_up.seconds
         worst = (score[min(run, len(score) - 1)] - score[0] + spent) / score[0]
         expected = [sum(rate**i for i in range(1, length + 1)) for rate, length in zip(rates, lengths, strict=True)]
-        loss = max(worst - self._ask.worth.expected(expected) / len(room), worst / 4)
+        loss = max(worst - self._question.worth.expected(expected) / len(room), worst / 4)
         tried = max(range(len(room)), key=lambda place: (bool(lengths[place]), rates[place]))
         if not self._begin_trial(loss, evidence[tried]):
             return (0,) * len(room)
@@ -358,7 +360,7 @@ class CostModel(Policy):
 
     def _begin_trial(self, loss: float, evidence: int) -> bool:
         trial = self._trust.trial(loss, evidence)
-        self._ask.trial = trial or self._ask.trial
+        self._question.trial = trial or self._question.trial
         return trial is not None
 
     def _drew(self, outcome: RoundOutcome) -> frozenset[int]:
@@ -366,7 +368,7 @@ class CostModel(Policy):
         columns = zip(outcome.request_ids, outcome.drafted, copied, strict=True)
         return frozenset(request for request, drafted, copy in columns if drafted and not copy)
 
-    def _learn_costs(self, outcome: RoundOutcome, asked: frozenset[int], ask: Ask) -> None:
+    def _learn_costs(self, outcome: RoundOutcome, asked: frozenset[int], question: PendingQuestion) -> None:
         rows, longest = len(outcome.rows), max(outcome.drafted)
         # A tree counts as long as it is deep: what is learnt is what a round with a tree of that depth takes.
         if outcome.scored <= 2 * rows * (max(outcome.nodes or outcome.drafted) + 1):  # more is a prompt that came along
@@ -374,18 +376,18 @@ class CostModel(Policy):
         if not asked:
             return
         if self._mixed:
-            self._learn_drawn(outcome, ask)
+            self._learn_drawn(outcome, question)
             return
         self._asking.time(outcome.draft_seconds)
         if longest:  # an n-gram table's drafts come to `trim` while all rows are greedy, and not beside a sampled one
-            self._trims = ask.proposed > 0
-        proposed = max(longest, ask.proposed, outcome.steps or 0)
+            self._trims = question.proposed > 0
+        proposed = max(longest, question.proposed, outcome.steps or 0)
         if proposed:
-            self._learn_draft(outcome, proposed, asked, ask)
+            self._learn_draft(outcome, proposed, asked, question)
         spoke = sum(map(bool, outcome.drafted)) / len(asked)
         self._spoken += (min(spoke, 1.0) - self._spoken) / SPOKEN_MEMORY
 
-    def _learn_drawn(self, outcome: RoundOutcome, ask: Ask) -> None:
+    def _learn_drawn(self, outcome: RoundOutcome, question: PendingQuestion) -> None:
         """What drawing cost and which class it is, from the rows that did not copy."""
         copied = outcome.copied or (False,) * len(outcome.rows)
         evidence = outcome.evidence or (0,) * len(outcome.rows)
@@ -394,14 +396,16 @@ class CostModel(Policy):
             return
         self._drawn = evidence[drawn[0]]
         longest = max(outcome.drafted[i] for i in drawn)
-        self._learn_draft(outcome, longest, frozenset(outcome.request_ids[i] for i in drawn), ask)
+        self._learn_draft(outcome, longest, frozenset(outcome.request_ids[i] for i in drawn), question)
 
-    def _learn_draft(self, outcome: RoundOutcome, longest: int, requests: frozenset[int], ask: Ask) -> None:
+    def _learn_draft(
+        self, outcome: RoundOutcome, longest: int, requests: frozenset[int], question: PendingQuestion
+    ) -> None:
         """What it took to draft up to `longest` tokens for `requests`, and to read for them first."""
         rows = len(outcome.rows) if outcome.steps is not None else len(requests)
         plain = self._score.plain(len(outcome.rows)) if self._score.knows_plain() else math.inf
         columns = zip(outcome.rows, outcome.request_ids, strict=True)
-        unread = sum(ask.unread.get(row, 0) for row, request in columns if request in requests)
+        unread = sum(question.unread.get(row, 0) for row, request in columns if request in requests)
         drafting = self._draft.table(rows, longest)[longest]
         if outcome.steps is not None and self._draft.is_known and not requests <= self._drafting:
             self._catching_up.add(0.0, max(outcome.draft_seconds - drafting, 0.0))
@@ -424,17 +428,17 @@ class CostModel(Policy):
             if guess is not None and not (drafted and copy):  # not verified, but the token that came has judged it
                 self._acceptance.observe(request, guess[0], 1, int(guess[1]), ended=False)
 
-    def _record_outcome(self, outcome: RoundOutcome, asked: frozenset[int], ask: Ask) -> None:
+    def _record_outcome(self, outcome: RoundOutcome, asked: frozenset[int], question: PendingQuestion) -> None:
         """Compare the round with the plain rounds it replaced."""
         rows, drafted = len(outcome.rows), sum(outcome.drafted)
         plain = self._score.plain(rows)
-        won = self._gain(outcome, ask) - self._extra(outcome, plain)
+        won = self._gain(outcome, question) - self._extra(outcome, plain)
         draft = outcome.draft_seconds / plain
-        if not asked <= self._drafting and (ask.is_first or not ask.unread):
+        if not asked <= self._drafting and (question.is_first or not question.unread):
             draft = min(draft, 0.6)  # reading that nobody had counted on: it should not end a drafter's chance
         if asked:
             self._asking.add(won)
-        if outcome.steps is None and ask.is_known and not ask.is_rest:
+        if outcome.steps is None and question.is_known and not question.is_rest:
             self._rest.consider(won, draft, is_plain=not drafted)
         kept = sum(outcome.accepted) / rows
         if not asked and not self._mixed:
@@ -442,17 +446,17 @@ class CostModel(Policy):
         if drafted or draft > CHEAP:
             tried = sum(min(a + 1, d) for a, d in zip(outcome.accepted, outcome.drafted, strict=True))
             self._trust.record_outcome(won - draft, kept, tried)
-        if ask.trial:
-            self._trust.conclude(ask.trial, won - draft, kept)
+        if question.trial:
+            self._trust.conclude(question.trial, won - draft, kept)
         elapsed = (outcome.draft_seconds + outcome.score_seconds + outcome.verify_seconds) / plain
         if drafted:
             self._pace += ((1 + kept) / max(elapsed, 0.1) - self._pace) / PACE_MEMORY
         self._trust.pass_time(min(elapsed, 4.0), 0.0 if drafted or draft > CHEAP else draft)
 
-    def _gain(self, outcome: RoundOutcome, ask: Ask) -> float:
+    def _gain(self, outcome: RoundOutcome, question: PendingQuestion) -> float:
         """Plain rounds that what was kept saves the call; rows may have left since the round was asked for."""
-        is_whole = len(ask.worth.tokens_left) == len(outcome.rows)
-        return (ask.worth if is_whole else Worth()).of(outcome.accepted) / len(outcome.rows)
+        is_whole = len(question.worth.tokens_left) == len(outcome.rows)
+        return (question.worth if is_whole else Worth()).of(outcome.accepted) / len(outcome.rows)
 
     def _extra(self, outcome: RoundOutcome, plain: float) -> float:
         """Plain rounds that scoring the drafts cost, without what only a warm-up or a hiccup explains."""
