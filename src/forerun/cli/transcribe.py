@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from forerun.cli.pair import LoadedPair
     from forerun.cli.transcripts import Writer
     from forerun.drafters.base import Drafter
-    from forerun.speech.transcribe import Spent
+    from forerun.speech.transcribe import TranscribeSeconds
 
 MODEL, SPEECH, AGAIN, OUTPUT = "Model", "Speech", "When a window goes wrong", "Output"
 SOME_FAILED = 1
@@ -257,7 +257,7 @@ def _compared(
     return {"compare": comparison.as_dict()}
 
 
-def summary(spent: Spent) -> str:
+def summary(spent: TranscribeSeconds) -> str:
     """One line: how much sound, how long it took, what drafts gained."""
     speed = f"{1 / spent.real_time_factor:.1f} times as fast as it was spoken"
     shares = f"encoder {spent.encoder_seconds:.1f}, decoder {spent.decoder_seconds:.1f}"

@@ -12,7 +12,7 @@ from forerun.errors import UnreadableAudio
 from forerun.measure.table import NOTHING, Table
 from forerun.speech.audio import read
 from forerun.speech.settings import SpeechSettings
-from forerun.speech.transcribe import OnAudio, Outcome, Spent, Transcriber
+from forerun.speech.transcribe import OnAudio, Outcome, Transcriber, TranscribeSeconds
 from forerun.speech.transcript import Transcript
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ class SpeechMethod:
     """One way of decoding."""
 
     name: str
-    spent: Spent
+    spent: TranscribeSeconds
     outcomes: dict[Path, Outcome]
     num_sampled: int
 

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from forerun.speech.formats import Format, render
     from forerun.speech.rules import Rules
     from forerun.speech.settings import SpeechSettings
-    from forerun.speech.transcribe import Failure, Spent, Transcriber
+    from forerun.speech.transcribe import Failure, Transcriber, TranscribeSeconds
     from forerun.speech.transcript import Segment, Transcript
     from forerun.speech.windows import Windows, is_whisper
 
@@ -22,7 +22,7 @@ _HOMES = {
     "formats": ("Format", "render"),
     "rules": ("Rules",),
     "settings": ("SpeechSettings",),
-    "transcribe": ("Failure", "Spent", "Transcriber"),
+    "transcribe": ("Failure", "TranscribeSeconds", "Transcriber"),
     "transcript": ("Segment", "Transcript"),
     "windows": ("Windows", "is_whisper"),
 }
@@ -35,7 +35,7 @@ __all__ = [
     "Rules",
     "Segment",
     "SpeechSettings",
-    "Spent",
+    "TranscribeSeconds",
     "Transcriber",
     "Transcript",
     "Windows",

@@ -55,7 +55,7 @@ Outcome = Transcript | Failure
 
 
 @dataclass(slots=True)
-class Spent:
+class TranscribeSeconds:
     """Where the time went; reading files is not in it."""
 
     audio_seconds: float = 0.0
@@ -87,7 +87,7 @@ class Transcriber:
         self.settings = SpeechSettings() if settings is None else settings
         self.monitor = EncoderMonitor()
         self.windows = None if decoder is None else Windows(decoder.engine, self.settings.seed, self.monitor)
-        self.spent = Spent()
+        self.spent = TranscribeSeconds()
         self.settings.keywords(model, is_long=True)  # what does not go with this model is said before anything is read
 
     def files(
@@ -125,7 +125,7 @@ class Transcriber:
 
     def restart(self) -> None:
         """Begin to count time and drafts anew."""
-        self.spent = Spent()
+        self.spent = TranscribeSeconds()
         if self.windows is not None:
             self.windows.stats, self.windows.num_sampled = Stats(), 0
 

@@ -44,7 +44,7 @@ class CategorizedPrompt:
 
 
 @dataclass(frozen=True, slots=True)
-class Payoff:
+class ExpectedSpeed:
     """What acceptance and costs come to."""
 
     draft_length: int  # the best one; 0 where not drafting is best
@@ -63,14 +63,14 @@ class Payoff:
         return {"pays": self.pays, "draft_length": self.draft_length, "speedup": self.speedup, "text": str(self)}
 
 
-def weigh(survival: Sequence[float], costs: RoundCosts) -> Payoff:
+def weigh(survival: Sequence[float], costs: RoundCosts) -> ExpectedSpeed:
     """`survival[i]` is the chance that token i + 1 of a draft and all before it are kept."""
 
     def seconds(length: int) -> float:
         return costs.of_round(length, length) if length else costs.plain
 
     length = best_length(survival, seconds)
-    return Payoff(length, (1 + sum(survival[:length])) * costs.plain / seconds(length))
+    return ExpectedSpeed(length, (1 + sum(survival[:length])) * costs.plain / seconds(length))
 
 
 def survival_of(acceptance: Sequence[float]) -> list[float]:
