@@ -18,7 +18,7 @@ from forerun.cache.ragged import RaggedCache
 from forerun.config import Kernels, SamplingParams
 from forerun.drafters.base import Drafter
 from forerun.engine import Engine, Request
-from forerun.engine.reading import JOIN_WITH_HEAD, NOBODY_DECODES, shares
+from forerun.engine.reading import JOIN_WITH_HEAD, NOBODY_DECODES, divide_room
 from forerun.models.scorer import Scorer
 from forerun.policy.heuristics import Constant
 from support.finish import tokens_by_request
@@ -163,13 +163,13 @@ def test_a_prompt_that_is_alone_is_read_in_passes_as_large_as_they_can_be(monkey
 
 
 def test_whoever_needs_least_ends_first_and_whoever_came_first_gets_on() -> None:
-    assert shares([600, 10, 30], 64) == [24, 10, 30]
-    assert shares([600, 100, 50], 40) == [10, 0, 30]
-    assert shares([20, 20, 20], 40) == [20, 20, 0]
-    assert shares([5, 600], 1000) == [5, 600]
-    assert shares([600, 1], 1) == [1, 0]
-    assert shares([], 8) == []
-    assert shares([3, 4], 0) == [0, 0]
+    assert divide_room([600, 10, 30], 64) == [24, 10, 30]
+    assert divide_room([600, 100, 50], 40) == [10, 0, 30]
+    assert divide_room([20, 20, 20], 40) == [20, 20, 0]
+    assert divide_room([5, 600], 1000) == [5, 600]
+    assert divide_room([600, 1], 1) == [1, 0]
+    assert divide_room([], 8) == []
+    assert divide_room([3, 4], 0) == [0, 0]
 
 
 def test_short_prompts_that_go_on_coming_starve_nobody() -> None:

@@ -61,7 +61,7 @@ class PromptReader:
         fed, ending = list[Row](), dict[int, Row]()  # the second by handle: those that are read to their ends
         lengths = [target.length(row.number) for row in rows]
         unread = [len(row.history) - known for row, known in zip(rows, lengths, strict=True)]
-        for row, known, left, share in zip(rows, lengths, unread, shares(unread, max(room, 0)), strict=True):
+        for row, known, left, share in zip(rows, lengths, unread, divide_room(unread, max(room, 0)), strict=True):
             if texts[row.text] == 1 and left <= min(join, share) and self._may_join(row, left):
                 join -= left
                 self.room -= left
@@ -118,7 +118,7 @@ class PromptReader:
         unread = sum(len(row.history) for row in rows) - sum(lengths)
         if unread <= room or self.target.cache.reads_in_place or self.target.observers:
             return {}
-        return {rows[place].handle: (rows[place], leader) for place, leader in followers(rows, lengths).items()}
+        return {rows[place].handle: (rows[place], leader) for place, leader in readers_ahead(rows, lengths).items()}
 
     def _may_join(self, row: Row, unread: int) -> bool:
         """Not where drafts begin once a prompt was read: its neighbours would decide when, and so what is drawn.
@@ -177,7 +177,7 @@ class PromptReader:
                 self.roster.copy(leader, row, common)
 
 
-def shares(unread: Sequence[int], room: int) -> list[int]:
+def divide_room(unread: Sequence[int], room: int) -> list[int]:
     """Tokens of each prompt, no more than `room` in all; prompts come in the order of their arrival."""
     tokens = [0] * len(unread)
     if not unread:
@@ -191,7 +191,7 @@ def shares(unread: Sequence[int], room: int) -> list[int]:
     return tokens
 
 
-def followers(rows: Sequence[Row], lengths: Sequence[int]) -> dict[int, Row]:
+def readers_ahead(rows: Sequence[Row], lengths: Sequence[int]) -> dict[int, Row]:
     """By place: rows that another one of them is about to read something for, and which one.
 
     They wait for its keys instead of reading the same beside it.
