@@ -147,9 +147,9 @@ def test_calls_of_the_model_that_fail(tmp_path: Path) -> None:
 
 def test_a_lost_rank_is_a_503() -> None:
     pytest.importorskip("llguidance")
-    from forerun.serve.errors import told
+    from forerun.serve.errors import api_error_of
 
-    error = told(forerun.errors.RankLost("rank 1 has ended"))
+    error = api_error_of(forerun.errors.RankLost("rank 1 has ended"))
     assert (error.status, error.code) == (503, "rank_lost")
 
 

@@ -14,7 +14,7 @@ from starlette.responses import Response, StreamingResponse
 
 from forerun.engine import Request
 from forerun.serve.direct import writer_of
-from forerun.serve.errors import told
+from forerun.serve.errors import api_error_of
 from forerun.serve.formats import WRITER, Answer, AnswerFormat, event, usage
 from forerun.serve.schemas import Generation, StreamOptions
 from forerun.serve.text import Asked, Choice, Gain, TextService
@@ -99,7 +99,7 @@ class Call:
             if options.include_usage:
                 last = self.format.chunk(usage=WRITER.encode(self._usage()))
         except Exception as error:  # of ours, too: a stream that is cut off tells nothing
-            last = event(told(error).body)
+            last = event(api_error_of(error).body)
         yield last + DONE
 
     def _chunk(self, gain: Gain, options: StreamOptions) -> bytes | None:

@@ -64,7 +64,7 @@ def shutting_down() -> ApiError:
     return ApiError(503, "this server is shutting down", code="shutting_down", retry_after=RETRY_AFTER)
 
 
-def told(error: Exception) -> ApiError:
+def api_error_of(error: Exception) -> ApiError:
     """An error of the engine, in words that hold no path and no trace; the log has both."""
     if isinstance(error, ApiError):
         return error

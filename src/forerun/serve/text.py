@@ -16,7 +16,7 @@ from forerun.serve.admission import Place
 from forerun.serve.answer_text import AnswerText, TextPiece
 from forerun.serve.backend import Backend, Gained, SequenceEnding, TokenStream
 from forerun.serve.echo import Echo
-from forerun.serve.errors import ApiError, shutting_down, told
+from forerun.serve.errors import ApiError, api_error_of, shutting_down
 from forerun.serve.metrics import Times
 from forerun.serve.model import ServedModel
 from forerun.serve.service import Service
@@ -126,7 +126,7 @@ class TextService(Service):
         try:
             return self.backend.submit(request)
         except ForerunError as error:
-            raise told(error) from error
+            raise api_error_of(error) from error
 
     async def _decode(
         self, choice: Choice, place: Place, asked: Asked, echo: Echo | None, begun: TokenStream | None, emit: Emit
@@ -168,7 +168,7 @@ class TextService(Service):
             emit(_gained(choice, rest))
         except Exception as error:
             outcome = "error"
-            raise told(error) from error
+            raise api_error_of(error) from error
         finally:
             self.metrics.count_end(len(request.prompt), times, outcome)
             if stream is None:

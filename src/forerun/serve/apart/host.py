@@ -39,7 +39,7 @@ from forerun.serve.apart.wire import (
     pack_scored,
 )
 from forerun.serve.backend import SWITCH_SECONDS, LocalBackend
-from forerun.serve.errors import shutting_down, told
+from forerun.serve.errors import api_error_of, shutting_down
 from forerun.serve.grammar import Grammar
 from forerun.serve.model import ServedModel
 
@@ -66,7 +66,7 @@ class Outlet(Receiver):
         return []
 
     def _failed(self, error: BaseException | None) -> Any:
-        return failed(self.number, told(error if isinstance(error, Exception) else RuntimeError(repr(error))))
+        return failed(self.number, api_error_of(error if isinstance(error, Exception) else RuntimeError(repr(error))))
 
 
 class EngineHost:
@@ -144,7 +144,7 @@ class EngineHost:
                 raise shutting_down()
             object.__setattr__(request, "processors", (processor,))  # the other side has checked all of it
         except Exception as error:
-            self.out.put(failed(number, told(error)))
+            self.out.put(failed(number, api_error_of(error)))
         else:
             self._start(number, request)
             if number not in self._compiling:  # left while it was started
@@ -186,7 +186,7 @@ class EngineHost:
             scores = await self.backend.prompt_logprobs(asked.prompt, asked.alternatives)
             self.out.put(Reply(asked.number, pack_scored(scores)))
         except Exception as error:
-            self.out.put(failed(asked.number, told(error)))
+            self.out.put(failed(asked.number, api_error_of(error)))
         finally:
             with self._lock:
                 self._scoring.pop(asked.number, None)
