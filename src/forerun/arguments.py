@@ -51,25 +51,25 @@ def integer(name: str, value: Any, low: int = INT64_MIN, high: int = INT64_MAX, 
     if _is_bool(value) or not _is_scalar(value):
         refuse(name, value, f"must be a whole number; {remedy}")
     try:
-        whole = operator.index(value)
+        result = operator.index(value)
     except Exception:
         refuse(name, value, f"must be a whole number; {remedy}")
-    if not low <= whole <= high:
+    if not low <= result <= high:
         refuse(name, value, remedy)
-    return whole
+    return result
 
 
 def number(name: str, value: Any, good: Callable[[float], bool] = lambda _: True, remedy: str = "") -> float:
     """A number for which `good` holds. NaN never is one."""
-    told = f"must be a number; {remedy}" if remedy else "must be a number"
+    complaint = f"must be a number; {remedy}" if remedy else "must be a number"
     if _is_bool(value) or isinstance(value, str | bytes) or not _is_scalar(value):
-        refuse(name, value, told)
+        refuse(name, value, complaint)
     try:
         plain = float(value)
     except Exception:  # no number, or too large for a float
-        refuse(name, value, told)
+        refuse(name, value, complaint)
     if math.isnan(plain) or not good(plain):
-        refuse(name, value, remedy or told)
+        refuse(name, value, remedy or complaint)
     return plain
 
 

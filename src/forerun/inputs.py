@@ -246,10 +246,10 @@ def read_inputs(
         check_tensor(inputs, "input_ids", f"give a tensor of {name}")
         # A model that does not read text takes token ids for the decoder's, as transformers does.
         is_text = not inputs.is_floating_point() and not scorer.encoder.reads_text
-        meant = "decoder_input_ids" if is_text else name
-        if meant in encoder_kwargs:
-            raise InvalidArgument(f"input_ids stands for {meant} here, which is given as well: leave one out")
-        encoder_kwargs[meant] = inputs
+        keyword = "decoder_input_ids" if is_text else name
+        if keyword in encoder_kwargs:
+            raise InvalidArgument(f"input_ids stands for {keyword} here, which is given as well: leave one out")
+        encoder_kwargs[keyword] = inputs
     sources = _sources(encoder_kwargs.pop(name, None), encoder_kwargs.pop("encoder_outputs", None), mask, scorer)
     if unread := sorted(encoder_kwargs.keys() & {"input_ids", "input_features", "input_values"}):
         raise InvalidArgument(f"{', '.join(unread)}: {type(scorer.model).__name__}'s encoder reads {name}")

@@ -156,12 +156,12 @@ class BlockPool:
             self._roots = {source: root for source, root in self._roots.items() if root.children}
         behind = [node]
         while behind:
-            gone = behind.pop()
-            behind += gone.children.values()
-            self._node.pop(gone.block, None)
-            if gone.block in self._idle:
-                del self._idle[gone.block]
-                self._free.append(gone.block)
+            node = behind.pop()
+            behind += node.children.values()
+            self._node.pop(node.block, None)
+            if node.block in self._idle:
+                del self._idle[node.block]
+                self._free.append(node.block)
 
     def _unlist(self, node: PrefixNode) -> None:
         assert node.parent is not None

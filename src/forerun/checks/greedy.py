@@ -54,5 +54,5 @@ def _summary(numbers: dict[str, object], differences: list[Difference]) -> str:
             f"{seen}; {len(faults)} differ from model.generate, the first in prompt {first.row + 1} at token "
             f"{first.position + 1}, {first.gap_in_words} (rounding: {rounding})"
         )
-    told = f", apart from {ties} numerical ties (logits closer than twice the rounding, {rounding})"
-    return f"{seen}; identical to model.generate{told if ties else ''}"
+    tie_note = f", apart from {ties} numerical ties (logits closer than twice the rounding, {rounding})"
+    return f"{seen}; identical to model.generate{tie_note if ties else ''}"

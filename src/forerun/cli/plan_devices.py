@@ -38,8 +38,8 @@ def plan_devices(target: str, options: dict[str, Any], as_json: bool) -> None:
     fitting = layouts(shape, settings)
     waits = [] if settings.rate is None else [simulate(shape, settings, layout) for layout in fitting]
     if as_json:
-        told = {"prediction": True, "settings": asdict(settings), "model": asdict(shape)}
-        click.echo(json.dumps(told | {"layouts": list(map(asdict, fitting)), "simulation": list(map(asdict, waits))}))
+        record = {"prediction": True, "settings": asdict(settings), "model": asdict(shape)}
+        click.echo(json.dumps(record | {"layouts": list(map(asdict, fitting)), "simulation": list(map(asdict, waits))}))
         return
     tables = [_layout_table(target, fitting, settings)] + ([_waiting_table(waits, settings)] if waits else [])
     console = out_console()

@@ -136,8 +136,10 @@ def with_task_prefix(model: PreTrainedModel, task: str, prompts: Sequence[Prompt
     settings = dict(known[task])
     prefix = settings.pop("prefix", "")
     if settings:
-        told = ", ".join(f"{name}={value}" for name, value in sorted(settings.items()))
-        console.print(f"--task {task}: prefix {prefix!r}; not used: {told}", style="dim", markup=False, highlight=False)
+        unused = ", ".join(f"{name}={value}" for name, value in sorted(settings.items()))
+        console.print(
+            f"--task {task}: prefix {prefix!r}; not used: {unused}", style="dim", markup=False, highlight=False
+        )
     return [prefix + _plain_text(prompt) for prompt in prompts]
 
 

@@ -52,20 +52,20 @@ def run(
 def told_of_compiling(console: Console) -> Iterator[CompileTimer]:
     """Says, where a kernel has to be compiled, why nothing is to be seen: a line, and on a terminal a spinner."""
     status = console.status(WAITING) if console.is_terminal and not console.quiet else None
-    told = False
+    was_announced = False
 
-    def tell() -> None:
-        nonlocal told
-        if told:
+    def announce() -> None:
+        nonlocal was_announced
+        if was_announced:
             return
-        told = True
+        was_announced = True
         if status is not None:
             status.start()
         else:
             console.print(f"Note: {WAITING}", style="dim")
 
     try:
-        with compile_timer(tell) as timer:
+        with compile_timer(announce) as timer:
             yield timer
     finally:
         if status is not None:

@@ -124,10 +124,10 @@ def copy_size(weights: Iterable[Tensor], bits: int) -> int:
 def free_bytes() -> int:
     """Memory that the system could give now, pages it only keeps for files included; 0 where it does not say."""
     try:
-        told = Path("/proc/meminfo").read_text(encoding="ascii")
+        meminfo = Path("/proc/meminfo").read_text(encoding="ascii")
     except OSError:
         return 0
-    match = re.search(r"MemAvailable:\s*(\d+) kB", told)
+    match = re.search(r"MemAvailable:\s*(\d+) kB", meminfo)
     return int(match[1]) * 1024 if match else 0
 
 

@@ -534,12 +534,12 @@ class Engine:
 
     def _say(self, handles: Collection[int] | None = None) -> list[Progress]:
         """What rows have gained, or some of them, counted into their statistics."""
-        told = None if handles is None else frozenset(handles)
-        said = [entry for entry in self._unsaid if told is None or entry[0].handle in told]
-        for row, _ in said:
+        chosen = None if handles is None else frozenset(handles)
+        entries = [entry for entry in self._unsaid if chosen is None or entry[0].handle in chosen]
+        for row, _ in entries:
             row.count()
-        self._unsaid = [] if told is None else [entry for entry in self._unsaid if entry[0].handle not in told]
-        return [gained for _, gained in said]
+        self._unsaid = [] if chosen is None else [entry for entry in self._unsaid if entry[0].handle not in chosen]
+        return [gained for _, gained in entries]
 
     def warm_up(
         self, rows: int = 64, draft: int | None = None, context: int | None = None, report: Report | None = None

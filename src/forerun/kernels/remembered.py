@@ -53,8 +53,8 @@ class Remembered:
 
     def path(self) -> Path:
         """The file for this machine."""
-        told = json.dumps([self._machine(), self._state()], sort_keys=True)
-        return cache_folder() / self._folder / f"{hashlib.sha256(told.encode()).hexdigest()[:16]}.json"
+        identity = json.dumps([self._machine(), self._state()], sort_keys=True)
+        return cache_folder() / self._folder / f"{hashlib.sha256(identity.encode()).hexdigest()[:16]}.json"
 
     def _read(self) -> dict[str, Any]:
         try:

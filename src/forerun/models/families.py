@@ -189,10 +189,10 @@ def head_size(model: PreTrainedModel) -> int:
     """Tokens that a model's head has logits for. The weight of a quantised head may be of any shape, or a method."""
     head: Any = model.get_output_embeddings()
     weight: Any = getattr(head, "weight", None)
-    told = getattr(head, "out_features", None)
-    if type(weight) in (Tensor, nn.Parameter) or (isinstance(weight, Tensor) and told is None):
+    out_features = getattr(head, "out_features", None)
+    if type(weight) in (Tensor, nn.Parameter) or (isinstance(weight, Tensor) and out_features is None):
         return int(weight.shape[0])
-    return int(told if told is not None else model.config.get_text_config(decoder=True).vocab_size)
+    return int(out_features if out_features is not None else model.config.get_text_config(decoder=True).vocab_size)
 
 
 def _refuse_unloaded(model: PreTrainedModel) -> None:

@@ -77,8 +77,8 @@ class StaticPass:
         self._kept_starts: dict[tuple[int, int], Tensor] = {}
         self._rotary = RotaryPatches(scorer.model, scorer.kernels)
         # Of causal models' modules only where kernels are asked for: there they were compared on CPUs alone.
-        told = isinstance(scorer, Seq2SeqScorer) or scorer.kernels is Kernels.ON
-        parts = (scorer.model.get_decoder(), scorer.model.get_output_embeddings()) if told else ()
+        patches_modules = isinstance(scorer, Seq2SeqScorer) or scorer.kernels is Kernels.ON
+        parts = (scorer.model.get_decoder(), scorer.model.get_output_embeddings()) if patches_modules else ()
         self._patches = ModulePatches(*(part for part in parts if part is not None and self._body is None))
 
     def rows(self, slots: Tensor, past: Tensor, count: int, span: int) -> StaticRows:
@@ -189,8 +189,8 @@ def why_not(scorer: Scorer) -> str | None:
         return None
     if scorer.family.layout is not Layout.PACKED:
         return f"{type(scorer.model).__name__} computes attention in its own modules"
-    told = isinstance(scorer, Seq2SeqScorer)  # row by row, by `models.patches.positions`
-    if not told and "position_ids" not in signature(scorer.model.base_model.forward).parameters:
+    is_seq2seq = isinstance(scorer, Seq2SeqScorer)  # row by row, by `models.patches.positions`
+    if not is_seq2seq and "position_ids" not in signature(scorer.model.base_model.forward).parameters:
         return f"{type(scorer.model).__name__} takes no positions"
     return _python_inside(scorer.model)
 

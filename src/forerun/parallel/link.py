@@ -106,9 +106,9 @@ def _accept(count: int, host: str) -> dict[int, Connection]:
             connection, _ = server.accept()
             connection.settimeout(MEETING)
             with suppress(OSError, EOFError):
-                told = _read(connection, KEY_BYTES + 4)
-                if hmac.compare_digest(told[:KEY_BYTES], key):
-                    peers[int.from_bytes(told[KEY_BYTES:], "big")] = _as_messages(connection)
+                greeting = _read(connection, KEY_BYTES + 4)
+                if hmac.compare_digest(greeting[:KEY_BYTES], key):
+                    peers[int.from_bytes(greeting[KEY_BYTES:], "big")] = _as_messages(connection)
                     continue
             connection.close()
     return dict(sorted(peers.items()))

@@ -259,10 +259,10 @@ def usage(num_prompt_tokens: int, choices: Sequence[Choice], returned: Sequence[
     completion = sum(choice.num_tokens for choice in choices)
     predicted = sum(choice.stats.num_predicted_tokens for choice in choices)
     accepted = sum(choice.stats.num_accepted_predicted_tokens for choice in choices)
-    told: list[tuple[int | None, Choice]] = [(choice.index, choice) for choice in choices]
+    entries: list[tuple[int | None, Choice]] = [(choice.index, choice) for choice in choices]
     if returned is not None:
         kept = {choice.index for choice in returned}
-        told = [*enumerate(returned), *((None, choice) for choice in choices if choice.index not in kept)]
+        entries = [*enumerate(returned), *((None, choice) for choice in choices if choice.index not in kept)]
     return {
         "prompt_tokens": num_prompt_tokens,
         "completion_tokens": completion,
@@ -271,7 +271,7 @@ def usage(num_prompt_tokens: int, choices: Sequence[Choice], returned: Sequence[
             "accepted_prediction_tokens": accepted,
             "rejected_prediction_tokens": predicted - accepted,
         },
-        "speculation": [{"index": index, **_speculation(choice.stats)} for index, choice in told],
+        "speculation": [{"index": index, **_speculation(choice.stats)} for index, choice in entries],
     }
 
 

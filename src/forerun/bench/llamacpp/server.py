@@ -113,12 +113,12 @@ class WithLlamaServer:
 def modes_of(program: Path) -> tuple[str, ...]:
     """How a server can speculate, by its own help."""
     try:
-        told = subprocess.run([program, "--help"], capture_output=True, text=True, timeout=60, check=True).stdout
+        help_text = subprocess.run([program, "--help"], capture_output=True, text=True, timeout=60, check=True).stdout
     except (OSError, subprocess.SubprocessError) as error:
         raise ForerunError(
             f"{str(program)!r} does not run ({error}); is it a llama-server for this machine?"
         ) from error
-    match = re.search(r"--spec-type\s+([\w,|\-]+)", told)
+    match = re.search(r"--spec-type\s+([\w,|\-]+)", help_text)
     return tuple(re.split(r"[,|]", match[1])) if match else ()
 
 

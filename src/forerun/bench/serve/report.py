@@ -165,10 +165,10 @@ def _speculation(results: ServeResults) -> Table:
 
 def _errors(results: ServeResults) -> list[str]:
     """The most frequent ones in the server's own words."""
-    told = Counter(
+    errors = Counter(
         sample.error for level in results.levels for sample in level.samples if sample.error and not sample.is_refused
     )
-    return [f"{number} requests failed: {error}" for error, number in told.most_common(MOST_ERRORS)]
+    return [f"{number} requests failed: {error}" for error, number in errors.most_common(MOST_ERRORS)]
 
 
 def _disagreements(results: ServeResults) -> list[str]:

@@ -58,11 +58,11 @@ def _is_chosen_on(device: torch.device) -> bool:
 
 @cache
 def _answers(device: torch.device) -> Remembered:
-    told = {
+    machine = {
         "device": torch.cuda.get_device_name(device), "torch": torch.__version__, "triton": triton.__version__,
         "forerun": __version__,
     }  # fmt: skip
-    return Remembered("gpu", lambda: told)
+    return Remembered("gpu", lambda: machine)
 
 
 def _times(rows: int, weight: Tensor, in_pairs: bool) -> dict[str, float | None]:

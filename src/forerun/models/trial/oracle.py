@@ -103,9 +103,9 @@ class Oracle:
             else:
                 # As `generate` does: some classes count positions in another way where they are not told.
                 positions = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
-                told = {"position_ids": positions} if self._takes_positions else {}
+                position_keywords = {"position_ids": positions} if self._takes_positions else {}
                 mask = torch.ones_like(ids)
-                logits = self.model(input_ids=ids, attention_mask=mask, use_cache=False, **told).logits
+                logits = self.model(input_ids=ids, attention_mask=mask, use_cache=False, **position_keywords).logits
         return logits
 
 

@@ -14,12 +14,12 @@ LARGEST = 0.5  # deviation that is ever put down to rounding: beyond it, nothing
 def deviation(ours: Tensor, theirs: Tensor) -> Tensor:
     """[n] root mean square of the difference over the vocabulary, relative to the spread of the model's own logits."""
     theirs = theirs[-len(ours) :].double()
-    told = theirs.isfinite()
-    apart = torch.where(told, ours.double() - theirs, 0.0)
-    apart = torch.where(told == ours.isfinite(), apart, torch.inf)
-    count = told.sum(-1)
-    mean = torch.where(told, theirs, 0.0).sum(-1, keepdim=True) / count[:, None]
-    spread = torch.where(told, theirs - mean, 0.0).square().sum(-1)
+    finite = theirs.isfinite()
+    apart = torch.where(finite, ours.double() - theirs, 0.0)
+    apart = torch.where(finite == ours.isfinite(), apart, torch.inf)
+    count = finite.sum(-1)
+    mean = torch.where(finite, theirs, 0.0).sum(-1, keepdim=True) / count[:, None]
+    spread = torch.where(finite, theirs - mean, 0.0).square().sum(-1)
     return (apart.square().sum(-1) / spread.clamp(min=torch.finfo(torch.float64).tiny)).sqrt()
 
 

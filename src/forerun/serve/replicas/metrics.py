@@ -26,8 +26,8 @@ async def all_metrics() -> bytes:
     """Of every replica of every application of ours on this cluster. The page comes without those that fail: it is
     wanted most when one does."""
     handles = await asyncio.to_thread(_handles)
-    told = await asyncio.gather(*map(_texts, handles))
-    return merged([*(text for texts, _ in told for text in texts), MISSING % sum(missing for _, missing in told)])
+    answers = await asyncio.gather(*map(_texts, handles))
+    return merged([*(text for texts, _ in answers for text in texts), MISSING % sum(missing for _, missing in answers)])
 
 
 async def _texts(handle: Any) -> tuple[list[bytes], int]:

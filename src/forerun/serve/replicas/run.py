@@ -140,8 +140,8 @@ def _reason(error: RuntimeError) -> str:
     from ray import serve
 
     application = serve.status().applications.get(APPLICATION)
-    told = [] if application is None else [each.message for each in application.deployments.values()]
-    lines = [line for message in told for line in message.splitlines() if RAISED.match(line)]
+    messages = [] if application is None else [each.message for each in application.deployments.values()]
+    lines = [line for message in messages for line in message.splitlines() if RAISED.match(line)]
     return RAISED.sub("", lines[-1]) if lines else first_line(error)
 
 
