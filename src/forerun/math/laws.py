@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from forerun.math.capturing import may_ask
 from forerun.math.precision import working
+from forerun.math.transfer import may_ask
 from forerun.types import Law, LawParams
 
 TILE = 1024

@@ -21,8 +21,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from forerun.math.capturing import any_of
 from forerun.math.laws import draw, normalised
+from forerun.math.transfer import any_of
 from forerun.math.verify import claimed, residual
 
 HALVINGS = 54  # of [1, K], for K-SEQ's ratio

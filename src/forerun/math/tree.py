@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from forerun.math.capturing import any_of
 from forerun.math.laws import draw
 from forerun.math.siblings import SiblingChoice, foreseen, without_replacement
+from forerun.math.transfer import any_of
 from forerun.math.verify import Noise, TargetLaw, noise_of
 from forerun.types import Draft, Keys, Rule, Siblings, Verdict
 
