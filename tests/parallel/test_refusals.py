@@ -18,7 +18,7 @@ from transformers import GPT2Config, LlamaConfig, Phi3Config, T5Config
 import forerun
 from cli.command import Command
 from forerun.errors import UnsupportedModel
-from forerun.loading.shards import check_divides
+from forerun.loading.sizes import check_divides
 from forerun.models.bodies.shard_cpu import ShardCpuBody
 from forerun.parallel.join import check_split
 from support.folders import save

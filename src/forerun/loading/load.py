@@ -35,8 +35,7 @@ from forerun.loading.hub import fetched_file, fetched_folder
 from forerun.loading.quantise import check_scheme, quantise
 from forerun.loading.rotary import read_scaling, scaled_config
 from forerun.loading.rounding import round_weights
-from forerun.loading.shards import check_divides
-from forerun.loading.sizes import check_layer_counts, check_size, stored_values
+from forerun.loading.sizes import check_divides, check_layer_counts, check_size, stored_values
 from forerun.loading.source import EMBEDDED, WHISPER, ModelSource, resolve, wheel_of
 from forerun.loading.stored import can_keep, half_dtype, is_matrix, keep_blocks, keep_halves, widened_formats
 from forerun.loading.tensor_files import GENERATION

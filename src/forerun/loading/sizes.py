@@ -1,4 +1,5 @@
-"""Whether a configuration and the weights beside it are of one size, found out before memory is taken for a model."""
+"""What a configuration says before memory is taken for a model: whether the weights beside it are of its size, and
+whether it can be split over processes."""
 
 from __future__ import annotations
 
@@ -21,6 +22,7 @@ PACKED_VALUES = 16  # in one value of another type: an int32 holds sixteen numbe
 SPARE = 2  # a head that is tied to the embedding is stored once and may be counted twice
 SMALL = 1 << 24  # parameters that may be computed instead of stored, such as positions
 REMEDY = "check the file, or fetch it again"
+ATTENTION = ("q_proj", "k_proj", "qkv_proj", "query_key_value")  # whose outputs are heads
 
 
 def check_layer_counts(config: Mapping[str, Any], name: str) -> None:
@@ -60,6 +62,27 @@ def check_size(sketch: nn.Module, stored: int, name: str) -> None:
     if needed > SPARE * stored + SMALL:
         raise UnsupportedModel(
             f"{name!r} asks for {needed:,} parameters in its configuration and its files hold {stored:,}: {REMEDY}"
+        )
+
+
+def check_divides(config: Any, size: int, name: str) -> None:
+    """Refuse a model that transformers has no plan for, or whose heads do not divide by the number of processes."""
+    text = config.get_text_config(decoder=True)
+    plan = getattr(text, "base_model_tp_plan", None)
+    if config.is_encoder_decoder or not plan:
+        raise UnsupportedModel(
+            f"{name!r} cannot be split over {size} processes: transformers has no tensor parallel plan for "
+            f"{text.model_type!r}; load it whole"
+        )
+    if not any(key.rsplit(".", 1)[-1] in ATTENTION and style == "colwise" for key, style in plan.items()):
+        return  # every process has all heads
+    heads = text.num_attention_heads
+    shared = getattr(text, "num_key_value_heads", None) or heads
+    if heads % size or shared % size:
+        sizes = [str(n) for n in range(1, math.gcd(heads, shared) + 1) if math.gcd(heads, shared) % n == 0]
+        raise UnsupportedModel(
+            f"{name!r} has {heads} heads of attention and {shared} of keys, which do not divide by {size} processes; "
+            f"use {' or '.join(sizes)}"
         )
 
 

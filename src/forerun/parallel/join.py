@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from forerun.errors import InvalidArgument, UnsupportedModel
-from forerun.loading.shards import check_divides
+from forerun.loading.sizes import check_divides
 from forerun.models.sharded import is_sharded
 from forerun.parallel.coordinator import Coordinator
 from forerun.parallel.link import Link
