@@ -10,7 +10,7 @@ from benchmarks.arrivals.traffic import Arrival
 from forerun.cache.paged import PagedCache
 from forerun.engine import Engine
 from forerun.engine.row import Progress
-from forerun.kernels.variants import watched_variants
+from forerun.kernels.compiling import watched_variants
 
 
 @dataclass(slots=True)

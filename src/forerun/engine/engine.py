@@ -40,7 +40,7 @@ from forerun.engine.stops import StopRule
 from forerun.engine.turnstile import Turnstile
 from forerun.errors import InvalidArgument, LayersNotBuilt
 from forerun.kernels import on_device
-from forerun.kernels.variants import watched_variants
+from forerun.kernels.compiling import watched_variants
 from forerun.math.penalties import check_bias
 from forerun.models.autocast import refuse_autocast
 from forerun.models.bodies import choose

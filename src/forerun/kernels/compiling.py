@@ -1,10 +1,12 @@
-"""When Numba compiles, and for how long: tens of seconds at a kernel's first use on a machine, then never again."""
+"""When kernels are compiled, and for how long: by Numba tens of seconds at a first use on a machine, then never again;
+by Triton a second or more for each variant that is not on disk yet."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 EVENT = "numba:compile"
@@ -48,3 +50,34 @@ def compile_timer(on_start: Callable[[], None] | None = None) -> Iterator[Compil
         yield timer
     finally:
         event.unregister(EVENT, timer)
+
+
+@dataclass(slots=True)
+class Variants:
+    """Of Triton's kernels, counted for as long as they are watched."""
+
+    num_compiled: int = 0
+    num_found: int = 0  # on disk, where an earlier process has left them
+    seconds: float = 0.0  # spent compiling
+
+    def __call__(self, *, times: Any, cache_hit: bool, **_: Any) -> None:
+        """Triton's listener protocol."""
+        self.num_found += cache_hit
+        self.num_compiled += not cache_hit
+        self.seconds += 0.0 if cache_hit else times.total / 1e6
+
+
+@contextmanager
+def watched_variants() -> Iterator[Variants]:
+    """Count until the block ends. Whoever listens already hears nothing meanwhile; without Triton nothing happens."""
+    variants = Variants()
+    try:
+        from triton import knobs
+    except (ImportError, OSError):
+        yield variants
+        return
+    before, knobs.compilation.listener = knobs.compilation.listener, variants
+    try:
+        yield variants
+    finally:
+        knobs.compilation.listener = before
