@@ -16,9 +16,9 @@ from forerun.cache.base import CacheFull
 from forerun.engine import Engine, Request
 from forerun.engine import rounds as rounds_module
 from forerun.engine.commit import VerifiedRound
-from forerun.engine.host_share import MOST_ROUNDS, SHARE, HostShare
 from forerun.engine.pair import Pair
 from forerun.engine.roster import Roster
+from forerun.engine.rounds import MOST_ROUNDS, SHARE, HostShare
 from forerun.engine.row import Row
 from forerun.policy import CostModel, HfHeuristic
 from forerun.types import BatchView, Rule
