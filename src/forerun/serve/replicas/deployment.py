@@ -14,7 +14,8 @@ from ray.serve.config import AutoscalingConfig, BackpressureConfig, RequestRoute
 
 from forerun.serve.errors import RETRY_AFTER
 from forerun.serve.replicas.health import Health
-from forerun.serve.replicas.names import DEPLOYMENT, ROUTER, logging_config
+from forerun.serve.replicas.logs import logging_config
+from forerun.serve.replicas.names import DEPLOYMENT, ROUTER
 from forerun.serve.replicas.pipe import PipeMiddleware
 from forerun.serve.replicas.whole_requests import ask_for_no_more
 from forerun.serve.settings import AddressSettings, ReplicaSettings, ServiceSettings

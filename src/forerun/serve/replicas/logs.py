@@ -1,4 +1,5 @@
-"""What Ray's workers say: Ray keeps it in files, and a process of its own that looks into them ten times a second."""
+"""How much Ray says, and what its workers say: Ray keeps it in files, and a process of its own that looks into them ten
+times a second."""
 
 from __future__ import annotations
 
@@ -8,11 +9,23 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+from forerun.serve.settings import AddressSettings
 
 SECONDS = 1.0  # between two looks
 FILES = ("worker-*.err", "worker-*.out")
 ACTOR = ":actor_name:"  # what follows in such a line is who writes from there on
 MARKS = (ACTOR, ":job_id:", ":task_name:")  # lines that Ray writes for its own reader
+
+
+def log_level(address: AddressSettings) -> str:
+    """What Ray calls information is for those who look for a fault."""
+    return "WARNING" if address.log_level == "info" else address.log_level.upper()
+
+
+def logging_config(address: AddressSettings) -> dict[str, Any]:
+    return {"log_level": log_level(address), "enable_access_log": address.log_level == "debug"}
 
 
 @dataclass(slots=True)

@@ -17,8 +17,8 @@ from queue import Empty, SimpleQueue
 from typing import Any, NoReturn
 
 from forerun.errors import ReplicasLost, first_line
-from forerun.serve.replicas.logs import shown_logs
-from forerun.serve.replicas.names import APPLICATION, MIDDLEWARES, OURS_ALONE, log_level, logging_config
+from forerun.serve.replicas.logs import log_level, logging_config, shown_logs
+from forerun.serve.replicas.names import APPLICATION, MIDDLEWARES, OURS_ALONE
 from forerun.serve.settings import AddressSettings
 
 STORE_BYTES = 80 * 2**20  # of shared memory, about the least Ray takes: nothing large travels between its processes
