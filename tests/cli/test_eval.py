@@ -19,8 +19,7 @@ from eval.fakes import small_data, sums
 from forerun.cli.main import INTERRUPTED, cli
 from forerun.errors import InvalidArgument
 from forerun.eval.evaluate import check_packages, sandbox_notes
-from forerun.eval.identity import pair_identity
-from forerun.eval.journal import journal_path
+from forerun.eval.journal import journal_path, pair_identity
 from forerun.eval.methods import PLAIN, SPECULATIVE, DecoderMethod, IndexedPrompt, both
 from forerun.eval.tasks import TASKS
 from forerun.eval.windows import read, windows

@@ -154,7 +154,7 @@ def _evaluate(
     from forerun.cli.console import busy, note, say
     from forerun.cli.pair import load
     from forerun.eval.evaluate import check_packages, evaluate
-    from forerun.eval.identity import pair_identity
+    from forerun.eval.journal import pair_identity
     from forerun.eval.methods import both
     from forerun.eval.prepare import bad_rows, find
     from forerun.files import check_output
