@@ -182,6 +182,22 @@ def test_narrow_weights_give_the_bits_of_float32(name: str) -> None:
     assert made[0].isfinite().all() and torch.equal(*made)
 
 
+def test_narrow_weights_with_other_numbers_are_read_where_those_lie() -> None:
+    """Assigned `data` exchanges the memory below a weight; a pass by the old address gives the old model's text."""
+    model = copy.deepcopy(tiny_model("llama", hidden_size=64, intermediate_size=160))
+    module = model.model.layers[0].mlp.down_proj
+    module.weight = narrow_parameter(*stored_rows("Q4_1", *module.weight.shape))
+    scorer, texts = Scorer(model, use=Kernels.ON), [[3, 4, 5, 6]]
+    scorer.admit(0)
+    before = scorer.score([0], texts)
+    module.weight.data = narrow_parameter(*stored_rows("Q4_1", *module.weight.shape, seed=1))
+    scorer.admit(1)
+    after = scorer.score([1], texts)
+    fresh = Scorer(model, use=Kernels.ON)
+    fresh.admit(0)
+    assert torch.equal(after, fresh.score([0], texts)) and not torch.equal(after, before)
+
+
 def test_plain_layers_are_not_touched() -> None:
     """Tiles of ours run whatever nobody has called long: their bits are the same in any batch."""
     scorer = Scorer(described_model("llama"), use=Kernels.ON)
